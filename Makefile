@@ -1,0 +1,58 @@
+# The front door. `make demo` and `make test` work from a fresh clone and do their own set-up:
+# an active environment that has torch is used (its torch is never replaced), else .venv is made.
+#
+# PYTHON=...           interpreter for a new .venv (default: the first of python3.11, 3.12, ... found)
+# TORCH_INDEX_URL=...  index that torch is installed from, for instance PyTorch's CPU wheel index
+# PYTEST_JOBS=2        test processes     PYTEST_ARGS=...  more arguments for pytest
+# DEMO_ARGS=..., BENCH_ARGS=...  arguments of the demo and of the benchmark runner
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-full test-tpu-compile bench lint format build clean ready-run ready-dev
+
+export TORCH_INDEX_URL PYTHON
+PYTEST_JOBS ?= 2
+IN_ENV = "$$(cat build/env/python)"
+CLANG_FORMAT = "$$(dirname $(IN_ENV))/clang-format"
+CXX_FILES = $(shell find csrc -name '*.cpp' -o -name '*.h')
+PYTEST = $(IN_ENV) -m pytest -n $(PYTEST_JOBS) $(PYTEST_ARGS)
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: ready-run  ## train a small GPT on Python's own sources, on device tpu (3 minutes)
+	@$(IN_ENV) examples/char_gpt.py $(DEMO_ARGS)
+
+test: lint  ## formatters, type checks and the test suite
+	@$(PYTEST)
+
+test-full: lint  ## the test suite with the long sweeps
+	@$(PYTEST) -m ""
+
+test-tpu-compile: ready-dev  ## only what the TPU compiler (libtpu, no chip needed) is asked
+	@$(PYTEST) -m tpu_compile
+
+bench: ready-run  ## figures beside torch CPU, as ratios
+	@$(IN_ENV) benchmarks/run.py $(BENCH_ARGS)
+
+lint: ready-dev  ## ruff, clang-format and mypy; changes nothing
+	@$(IN_ENV) -m ruff check .
+	@$(IN_ENV) -m ruff format --check .
+	@$(CLANG_FORMAT) --dry-run -Werror $(CXX_FILES)
+	@$(IN_ENV) -m mypy
+
+format: ready-dev  ## rewrite the sources as lint wants them
+	@$(IN_ENV) -m ruff check --fix .
+	@$(IN_ENV) -m ruff format .
+	@$(CLANG_FORMAT) -i $(CXX_FILES)
+
+build: ready-run  ## environment and native core
+
+clean:  ## remove what was built; .venv stays
+	rm -rf build dist torch_tpu.egg-info torch_tpu/_C*.so torch_tpu/_build_info.json
+	find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+ready-run:
+	@sh scripts/setup_env.sh run
+
+ready-dev:
+	@sh scripts/setup_env.sh dev

@@ -1,0 +1,243 @@
+// Copies between tpu and cpu, between two tpu devices, and reading one element.
+
+#include <ATen/ATen.h>
+#include <ATen/ExpandUtils.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
+
+#include "core/errors.h"
+#include "core/storage.h"
+#include "dispatch/boxed.h"
+
+namespace torch_tpu {
+
+namespace {
+
+bool on_tpu(const at::Tensor& t) { return t.device().type() == c10::DeviceType::PrivateUse1; }
+
+// Whether the tensor is all of its storage, without gaps; `order` is then its memory order.
+bool is_whole(const at::Tensor& t, Dims& order) {
+  const c10::StorageImpl* impl = t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  return t.storage_offset() == 0 && t.numel() > 0 && t.nbytes() == impl->nbytes() &&
+         dense_order(t.sizes(), t.strides(), order);
+}
+
+BufferRef upload(const at::Tensor& contiguous, c10::IntArrayRef dims, int device) {
+  Runtime& runtime = Runtime::get();
+  try {
+    counters().bytes_to_device.fetch_add(static_cast<int64_t>(contiguous.nbytes()),
+                                         std::memory_order_relaxed);
+    pjrt::Buffer buffer = runtime.client().from_host(
+        contiguous.const_data_ptr(), to_pjrt(contiguous.scalar_type()), dims.data(), dims.size(),
+        runtime.device(device));
+    return std::make_shared<Buffer>(std::move(buffer), device, contiguous.nbytes(),
+                                    "copy to the device");
+  } catch (const pjrt::Error& error) {
+    raise_execution_error(error, "copy to the device");
+  }
+}
+
+void install(Storage& storage, BufferRef buffer, c10::ScalarType dtype, c10::IntArrayRef dims) {
+  BufferRef old;
+  const std::lock_guard<std::mutex> lock(Runtime::get().state(storage.device).launch);
+  old = std::exchange(storage.buffer, std::move(buffer));
+  storage.set_base(dtype, dims);
+}
+
+BufferRef buffer_of(Storage& storage) {
+  if (storage.buffer == nullptr) define_contents(storage);
+  const std::lock_guard<std::mutex> lock(Runtime::get().state(storage.device).launch);
+  return storage.buffer;
+}
+
+void copy_on_device(const at::Tensor& self, const at::Tensor& src);
+
+void copy_to_device(const at::Tensor& self, const at::Tensor& src) {
+  if (self.numel() == 0) return;
+  const c10::OptionalDeviceGuard guard(self.device());
+  at::Tensor host = src.to(self.scalar_type()).resolve_conj().resolve_neg();
+  Dims order;
+  if (is_whole(self, order)) {
+    host = host.expand(self.sizes()).permute(order).contiguous();
+    Storage& storage = storage_of(self);
+    install(storage, upload(host, host.sizes(), storage.device), self.scalar_type(), host.sizes());
+    return;
+  }
+  host = host.contiguous();
+  Storage& storage = storage_of(self);
+  const at::Tensor staged = make_tensor(storage.device, host.scalar_type(), host.sizes(),
+                                        host.strides(), host.sizes(),
+                                        upload(host, host.sizes(), storage.device));
+  copy_on_device(self, staged);
+}
+
+// A tensor with the same elements that is all of its storage.
+at::Tensor whole(const at::Tensor& src, Dims& order) {
+  if (is_whole(src, order) && storage_of(src).dtype == src.scalar_type()) return src;
+  at::Tensor copy = src.clone(at::MemoryFormat::Contiguous);
+  is_whole(copy, order);
+  return copy;
+}
+
+void copy_to_host(const at::Tensor& self, const at::Tensor& src) {
+  Runtime& runtime = Runtime::get();
+  const int device = static_cast<int>(src.device().index());
+  if (self.numel() == 0) return;
+  Dims order;
+  const at::Tensor dense = whole(src, order);
+  const BufferRef buffer = buffer_of(storage_of(dense));
+  const bool direct = self.sizes() == dense.sizes() && self.strides() == dense.strides() &&
+                      self.scalar_type() == dense.scalar_type() && !self.is_conj() &&
+                      !self.is_neg();
+  at::Tensor host = self;
+  if (!direct) {
+    host = at::empty_strided(dense.sizes(), dense.strides(),
+                             self.options().dtype(dense.scalar_type()).pinned_memory(false));
+  }
+  try {
+    buffer->pjrt().to_host(host.mutable_data_ptr(), host.nbytes());
+  } catch (const pjrt::Error& error) {
+    raise_execution_error(error, buffer->producer());
+  }
+  runtime.raise_pending_checks(device);
+  counters().bytes_to_host.fetch_add(static_cast<int64_t>(dense.nbytes()),
+                                     std::memory_order_relaxed);
+  if (!direct) self.copy_(host);
+}
+
+void copy_across(const at::Tensor& self, const at::Tensor& src) {
+  Runtime& runtime = Runtime::get();
+  if (self.numel() == 0) return;
+  Dims order;
+  at::Tensor dense;
+  {
+    const c10::OptionalDeviceGuard guard(src.device());
+    dense = whole(src, order);
+  }
+  const c10::OptionalDeviceGuard guard(self.device());
+  const BufferRef from = buffer_of(storage_of(dense));
+  const int target = static_cast<int>(self.device().index());
+  BufferRef moved;
+  try {
+    moved = std::make_shared<Buffer>(from->pjrt().copy_to_device(runtime.device(target)), target,
+                                     dense.nbytes(), "copy between devices");
+  } catch (const pjrt::Error& error) {
+    raise_execution_error(error, "copy between devices");
+  }
+  const Storage& base = storage_of(dense);
+  Dims own_order;
+  if (self.scalar_type() == dense.scalar_type() && self.sizes() == dense.sizes() &&
+      self.strides() == dense.strides() && is_whole(self, own_order)) {
+    install(storage_of(self), std::move(moved), base.dtype, base.dims);
+    return;
+  }
+  const at::Tensor staged = make_tensor(target, dense.scalar_type(), dense.sizes(),
+                                        dense.strides(), base.dims, std::move(moved));
+  copy_on_device(self, staged);
+}
+
+OpState& copy_op() {
+  static OpState& op =
+      OpState::of(c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", ""));
+  return op;
+}
+
+// Buffers are values: a copy of everything, unchanged, is the same buffer.
+bool share_buffer(const at::Tensor& self, const at::Tensor& src) {
+  if (self.scalar_type() != src.scalar_type() || self.sizes() != src.sizes() ||
+      self.strides() != src.strides()) {
+    return false;
+  }
+  Dims order;
+  if (!is_whole(self, order) || !is_whole(src, order)) return false;
+  Storage& from = storage_of(src);
+  if (&from == &storage_of(self) || from.raw_bytes) return false;
+  BufferRef buffer = buffer_of(from);
+  install(storage_of(self), std::move(buffer), from.dtype, from.dims);
+  return true;
+}
+
+void copy_on_device(const at::Tensor& self, const at::Tensor& src) {
+  if (share_buffer(self, src)) return;
+  torch::jit::Stack stack;
+  torch::jit::push(stack, self, src, false);
+  run_boxed(copy_op(), &stack);
+}
+
+void copy_any(const at::Tensor& self, const at::Tensor& src) {
+  if (on_tpu(self) && on_tpu(src)) {
+    if (self.device() == src.device()) {
+      copy_on_device(self, src);
+    } else {
+      copy_across(self, src);
+    }
+  } else if (on_tpu(self)) {
+    TORCH_CHECK(src.is_cpu(), "copy_: cannot copy from ", src.device(), " to ", self.device());
+    copy_to_device(self, src);
+  } else {
+    TORCH_CHECK(self.is_cpu(), "copy_: cannot copy from ", src.device(), " to ", self.device());
+    copy_to_host(self, src);
+  }
+}
+
+at::Tensor& copy_(at::Tensor& self, const at::Tensor& src, bool /*non_blocking*/) {
+  if (self.unsafeGetTensorImpl() == src.unsafeGetTensorImpl()) return self;
+  if (self.sizes() != src.sizes()) {
+    const auto shape = at::infer_size(self.sizes(), src.sizes());
+    TORCH_CHECK(self.sizes() == c10::IntArrayRef(shape), "output with shape ", self.sizes(),
+                " doesn't match the broadcast shape ", shape);
+    copy_any(self, src.expand(self.sizes()));
+    return self;
+  }
+  copy_any(self, src);
+  return self;
+}
+
+at::Tensor copy_from(const at::Tensor& self, const at::Tensor& dst, bool /*non_blocking*/) {
+  copy_any(dst, self.expand(dst.sizes()));
+  return dst;
+}
+
+at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& dst) {
+  if (dst.sizes() != self.sizes()) dst.resize_(self.sizes());
+  copy_any(dst, self);
+  return dst;
+}
+
+at::Scalar local_scalar_dense(const at::Tensor& self) {
+  Runtime& runtime = Runtime::get();
+  TORCH_CHECK(self.numel() == 1, "a Tensor with ", self.numel(),
+              " elements cannot be converted to Scalar");
+  const c10::OptionalDeviceGuard guard(self.device());
+  Dims order;
+  const at::Tensor one = whole(self, order);
+  const BufferRef buffer = buffer_of(storage_of(one));
+  alignas(16) char bytes[16] = {};
+  try {
+    buffer->pjrt().to_host(bytes, sizeof bytes);
+  } catch (const pjrt::Error& error) {
+    raise_execution_error(error, buffer->producer());
+  }
+  runtime.raise_pending_checks(static_cast<int>(self.device().index()));
+  const auto value = at::from_blob(bytes, {}, at::TensorOptions().dtype(self.scalar_type()));
+  return value.item();
+}
+
+at::Tensor clone(const at::Tensor& self, std::optional<c10::MemoryFormat> memory_format) {
+  at::Tensor out = at::empty_like(self, self.options(),
+                                  memory_format.value_or(c10::MemoryFormat::Preserve));
+  if (self.numel() > 0) copy_on_device(out, self);
+  return out;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("copy_", &copy_);
+  m.impl("_copy_from", &copy_from);
+  m.impl("_copy_from_and_resize", &copy_from_and_resize);
+  m.impl("_local_scalar_dense", &local_scalar_dense);
+  m.impl("clone", &clone);
+}
+
+}  // namespace torch_tpu

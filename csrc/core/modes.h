@@ -1,0 +1,36 @@
+#pragma once
+
+// Settings that change how ops are run: eager mode, f32 matmul precision, excess precision.
+//
+// Eager mode and precision have a process-wide value and an override set by a context manager. An
+// override belongs to the calling thread and travels with at::ThreadLocalState, so that a backward
+// pass started inside the context manager runs under it on autograd's own thread.
+
+#include <cstdint>
+
+namespace torch_tpu {
+
+enum class EagerMode : int8_t {
+  kStrict = 0,  // every op is a program of its own, enqueued at once
+  kDebug = 1,   // as kStrict, and waits for the result
+  kFused = 2,   // ops are recorded and run in groups
+};
+
+// What holds for the calling thread.
+EagerMode eager_mode();
+// bf16 passes an f32 matmul takes: 1, 3 or 6. Without an override it follows
+// torch.set_float32_matmul_precision: medium, high, highest.
+int matmul_passes();
+// Whether XLA may keep intermediates in a wider type than the program says.
+bool allow_excess_precision();
+
+// Process-wide. Throw c10::ValueError for a value that does not exist.
+void set_eager_mode(int mode);
+void set_allow_excess_precision(bool allow);
+
+constexpr int kNoOverride = -1;
+// Replace the calling thread's override and return the one before; kNoOverride is none.
+int exchange_eager_mode_override(int mode);
+int exchange_matmul_passes_override(int passes);
+
+}  // namespace torch_tpu

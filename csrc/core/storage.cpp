@@ -1,0 +1,212 @@
+#include "core/storage.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include <ATen/ATen.h>
+#include <c10/core/DeviceGuard.h>
+
+#include "core/errors.h"
+
+namespace torch_tpu {
+
+Buffer::Buffer(pjrt::Buffer buffer, int device, size_t nbytes, const char* producer)
+    : buffer_(std::move(buffer)), device_(device), nbytes_(nbytes), producer_(producer) {
+  DeviceState& state = Runtime::get().state(device);
+  const auto size = static_cast<int64_t>(nbytes);
+  const int64_t now = state.allocated.fetch_add(size, std::memory_order_relaxed) + size;
+  int64_t peak = state.peak.load(std::memory_order_relaxed);
+  while (now > peak && !state.peak.compare_exchange_weak(peak, now, std::memory_order_relaxed)) {
+  }
+  state.requested_total.fetch_add(size, std::memory_order_relaxed);
+  state.num_allocs.fetch_add(1, std::memory_order_relaxed);
+  state.live_buffers.fetch_add(1, std::memory_order_relaxed);
+  const std::lock_guard<std::mutex> lock(state.live);
+  next_ = state.live_head;
+  if (next_ != nullptr) next_->previous_ = this;
+  state.live_head = this;
+}
+
+void Buffer::donated() noexcept {
+  if (nbytes_ == 0) return;
+  DeviceState& state = Runtime::get().state(device_);
+  const auto size = static_cast<int64_t>(nbytes_);
+  state.allocated.fetch_sub(size, std::memory_order_relaxed);
+  state.freed_total.fetch_add(size, std::memory_order_relaxed);
+  nbytes_ = 0;
+}
+
+Buffer::~Buffer() {
+  Runtime& runtime = Runtime::get();
+  if (runtime.in_bad_fork()) {
+    buffer_.release();  // the client's threads do not exist in this process
+    return;
+  }
+  donated();
+  DeviceState& state = runtime.state(device_);
+  state.num_frees.fetch_add(1, std::memory_order_relaxed);
+  state.live_buffers.fetch_sub(1, std::memory_order_relaxed);
+  const std::lock_guard<std::mutex> lock(state.live);
+  (previous_ != nullptr ? previous_->next_ : state.live_head) = next_;
+  if (next_ != nullptr) next_->previous_ = previous_;
+}
+
+void Buffer::await() const {
+  try {
+    buffer_.await();
+  } catch (const pjrt::Error& error) {
+    raise_execution_error(error, producer_);
+  }
+}
+
+void Storage::set_base(c10::ScalarType type, c10::IntArrayRef shape) {
+  dtype = type;
+  dims.assign(shape.begin(), shape.end());
+  numel = c10::multiply_integers(shape);
+}
+
+namespace {
+
+// Addresses nobody can own, so that a stray dereference faults at once.
+std::atomic<uintptr_t> next_token{uintptr_t{1} << 56};
+
+void* new_token(size_t nbytes) {
+  const size_t span = ((std::max<size_t>(nbytes, 1) + 511) / 512) * 512;
+  return reinterpret_cast<void*>(next_token.fetch_add(span, std::memory_order_relaxed));
+}
+
+void delete_storage(void* context) { delete static_cast<Storage*>(context); }
+
+c10::DataPtr make_data_ptr(std::unique_ptr<Storage> storage, size_t nbytes) {
+  const c10::Device device(c10::DeviceType::PrivateUse1,
+                           static_cast<c10::DeviceIndex>(storage->device));
+  return {new_token(nbytes), storage.release(), &delete_storage, device};
+}
+
+}  // namespace
+
+struct TpuAllocator final : public c10::Allocator {
+  c10::DataPtr allocate(size_t nbytes) override {
+    Runtime::get().client();
+    auto storage = std::make_unique<Storage>();
+    storage->device = current_device();
+    storage->set_base(c10::ScalarType::Byte, {static_cast<int64_t>(nbytes)});
+    storage->raw_bytes = true;
+    return make_data_ptr(std::move(storage), nbytes);
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
+  void copy_data(void* /*dest*/, const void* /*src*/, std::size_t /*count*/) const override {
+    TORCH_CHECK(false, "tpu: storages have no addressable memory to copy");
+  }
+};
+
+namespace {
+TpuAllocator allocator;
+}  // namespace
+
+c10::Allocator* tpu_allocator() { return &allocator; }
+
+bool has_storage_of_ours(const at::TensorBase& tensor) {
+  if (!tensor.defined() || !tensor.unsafeGetTensorImpl()->has_storage()) return false;
+  const auto& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
+  return storage && storage.device_type() == c10::DeviceType::PrivateUse1 &&
+         storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get_deleter() ==
+             &delete_storage;
+}
+
+at::TensorBase make_tensor(int device, c10::ScalarType dtype, c10::IntArrayRef sizes,
+                           c10::IntArrayRef strides, c10::IntArrayRef base_dims,
+                           BufferRef buffer) {
+  auto storage = std::make_unique<Storage>();
+  storage->device = device;
+  storage->set_base(dtype, base_dims);
+  storage->buffer = std::move(buffer);
+  const size_t nbytes = static_cast<size_t>(storage->numel) * c10::elementSize(dtype);
+  auto impl = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), nbytes, make_data_ptr(std::move(storage), nbytes),
+      &allocator, /*resizable=*/true);
+  auto tensor = at::detail::make_tensor_base<c10::TensorImpl>(
+      c10::Storage(std::move(impl)), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+      c10::scalarTypeToTypeMeta(dtype));
+  if (sizes.size() != 1 || sizes[0] != 0) {
+    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
+  }
+  return tensor;
+}
+
+bool dense_order(c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                 c10::SmallVectorImpl<int64_t>& order) {
+  order.resize(sizes.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+    const bool unit_a = sizes[a] == 1;
+    const bool unit_b = sizes[b] == 1;
+    if (unit_a || unit_b) return false;  // where a dim of size 1 stands does not matter
+    return strides[a] > strides[b];
+  });
+  int64_t expected = 1;
+  for (auto it = order.rbegin(); it != order.rend(); ++it) {
+    if (sizes[*it] == 1) continue;
+    if (strides[*it] != expected) return false;
+    expected *= sizes[*it];
+  }
+  return true;
+}
+
+at::TensorBase empty_strided(int device, c10::ScalarType dtype, c10::IntArrayRef sizes,
+                             c10::IntArrayRef strides) {
+  TORCH_CHECK(sizes.size() == strides.size(), "mismatch in length of strides and shape");
+  Dims order;
+  Dims base;
+  int64_t extent = 1;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    TORCH_CHECK(sizes[i] >= 0, "Trying to create tensor with negative dimension ", sizes[i], ": ",
+                sizes);
+    TORCH_CHECK(strides[i] >= 0, "negative strides are not supported; got ", strides);
+    extent = sizes[i] == 0 ? 0 : extent == 0 ? 0 : extent + (sizes[i] - 1) * strides[i];
+  }
+  if (extent > 0 && dense_order(sizes, strides, order)) {
+    for (const int64_t d : order) base.push_back(sizes[d]);
+  } else {
+    base.push_back(extent);
+  }
+  to_pjrt(dtype);  // refuse an unsupported dtype here, not at first use
+  return make_tensor(device, dtype, sizes, strides, base);
+}
+
+void resize_storage(c10::StorageImpl* impl, size_t nbytes) {
+  TORCH_CHECK(impl->resizable(), "Trying to resize storage that is not resizable");
+  Storage& storage = storage_of(*impl);
+  const size_t old = impl->nbytes();
+  if (old == nbytes) return;
+  const auto itemsize = static_cast<size_t>(c10::elementSize(storage.dtype));
+  if (nbytes == 0 || storage.buffer == nullptr) {
+    storage.buffer = nullptr;
+    if (nbytes % itemsize == 0) {
+      storage.set_base(storage.dtype, {static_cast<int64_t>(nbytes / itemsize)});
+    } else {
+      storage.set_base(c10::ScalarType::Byte, {static_cast<int64_t>(nbytes)});
+    }
+    impl->set_nbytes(nbytes);
+    return;
+  }
+  // Copy what is kept through a program over a flat view of the old base.
+  const bool whole_items = nbytes % itemsize == 0;
+  const auto dtype = whole_items ? storage.dtype : c10::ScalarType::Byte;
+  const auto unit = static_cast<size_t>(c10::elementSize(dtype));
+  const auto count = static_cast<int64_t>(nbytes / unit);
+  const auto before = static_cast<int64_t>(old / unit);
+  const c10::OptionalDeviceGuard guard(
+      c10::Device(c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(storage.device)));
+  at::Tensor flat = make_tensor(storage.device, storage.dtype, {storage.numel}, {1}, storage.dims,
+                                storage.buffer);
+  if (!whole_items) flat = flat.view(c10::ScalarType::Byte);
+  const at::Tensor grown = count > before ? at::constant_pad_nd(flat, {0, count - before}, 0)
+                                          : flat.narrow(0, 0, count).clone();
+  Storage& result = storage_of(grown);
+  storage.buffer = std::move(result.buffer);
+  storage.set_base(result.dtype, result.dims);
+  impl->set_nbytes(nbytes);
+}
+
+}  // namespace torch_tpu

@@ -1,0 +1,96 @@
+#pragma once
+
+// Storage: what a tensor of this device stands on.
+//
+// A c10::StorageImpl of device `tpu` carries a DataPtr whose context is a `Storage`: a shared,
+// immutable PJRT buffer plus its logical row-major shape and dtype (the *base*), or no buffer at all
+// while the contents are undefined (`empty` allocates nothing). Tensors are ordinary at::Tensors with
+// sizes, strides and offset over that base; programs read and write through these views.
+//
+// Buffers are values: writing replaces the storage's buffer. Two storages may share one buffer (a
+// clone costs nothing); it is donated to a program only by its last holder.
+//
+// The data pointer is a token: unique, non-null, 512-byte aligned, never dereferenced.
+
+#include <memory>
+
+#include <ATen/core/TensorBase.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/util/SmallVector.h>
+
+#include "core/runtime.h"
+
+namespace torch_tpu {
+
+using Dims = c10::SmallVector<int64_t, 6>;
+
+// A PJRT buffer that is counted in its device's memory statistics while it lives.
+class Buffer {
+ public:
+  // `producer`: a string that lives forever, named in the error of a failed program.
+  Buffer(pjrt::Buffer buffer, int device, size_t nbytes, const char* producer);
+  ~Buffer();
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  PJRT_Buffer* raw() const noexcept { return buffer_.raw(); }
+  const pjrt::Buffer& pjrt() const noexcept { return buffer_; }
+  int device() const noexcept { return device_; }
+  size_t nbytes() const noexcept { return nbytes_; }
+  const char* producer() const noexcept { return producer_; }
+  // Waits; raises the failure of the program that should have written it.
+  void await() const;
+  // Takes the memory out of the statistics: the program it was donated to owns it now.
+  void donated() noexcept;
+
+ private:
+  friend class Runtime;
+  pjrt::Buffer buffer_;
+  int device_;
+  size_t nbytes_;
+  const char* producer_;
+  Buffer* previous_ = nullptr;
+  Buffer* next_ = nullptr;
+};
+using BufferRef = std::shared_ptr<Buffer>;
+
+struct Storage {
+  int device = 0;
+  c10::ScalarType dtype = c10::ScalarType::Byte;
+  Dims dims;         // the base's logical shape; prod(dims) * itemsize == nbytes of the StorageImpl
+  BufferRef buffer;  // null: contents undefined
+  int64_t numel = 0;
+  bool raw_bytes = false;  // made without a dtype (UntypedStorage, torch.load): adopts its first user's
+
+  void set_base(c10::ScalarType type, c10::IntArrayRef shape);
+};
+
+c10::Allocator* tpu_allocator();
+
+// The Storage under a tensor of this device.
+inline Storage& storage_of(c10::StorageImpl& impl) {
+  return *static_cast<Storage*>(impl._mutable_data_ptr_no_checks().get_context());
+}
+inline Storage& storage_of(const at::TensorBase& tensor) {
+  return storage_of(*tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+}
+// Whether the tensor has a Storage of ours (a meta or lazy storage has none).
+bool has_storage_of_ours(const at::TensorBase& tensor);
+
+// A tensor with its own storage; contents undefined unless `buffer` is given.
+at::TensorBase make_tensor(int device, c10::ScalarType dtype, c10::IntArrayRef sizes,
+                           c10::IntArrayRef strides, c10::IntArrayRef base_dims,
+                           BufferRef buffer = nullptr);
+at::TensorBase empty_strided(int device, c10::ScalarType dtype, c10::IntArrayRef sizes,
+                             c10::IntArrayRef strides);
+
+// The order of dims from the largest stride to the smallest, and whether sizes/strides tile a block
+// without gaps or overlap.
+bool dense_order(c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                 c10::SmallVectorImpl<int64_t>& order);
+
+// Changes the size in bytes; contents up to the smaller size are kept. Zero frees the buffer.
+void resize_storage(c10::StorageImpl* storage, size_t nbytes);
+
+}  // namespace torch_tpu

@@ -1,0 +1,55 @@
+#pragma once
+
+// A compiled program and how to run it: which operands it takes, what becomes of its results.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <c10/util/ArrayRef.h>
+
+#include "core/storage.h"
+
+namespace torch_tpu {
+
+struct Program {
+  // One result of the executable.
+  struct Output {
+    int target = -1;              // index of the written tensor, or -1 for a new tensor
+    int donates = -1;             // parameter whose memory it may take over, or -1
+    c10::ScalarType dtype{};      // of the tensor
+    Dims sizes, strides;          // of the tensor (new tensors only)
+    c10::ScalarType base_dtype{};
+    Dims base;                    // logical shape of the result = the storage's base
+    size_t nbytes = 0;
+  };
+  // One value the op returns.
+  struct Return {
+    enum Kind : uint8_t { kNew, kArgument, kNone, kList };
+    Kind kind = kNone;
+    int index = 0;          // output, or argument
+    std::vector<int> list;  // outputs of a tensor list
+  };
+  struct Resize {
+    int tensor = 0;
+    Dims sizes;
+  };
+
+  const char* name = "";                         // interned, for error messages
+  std::shared_ptr<pjrt::Executable> executable;  // null if there is nothing to compute
+  std::vector<int> parameters;                   // storage index of each base argument
+  bool takes_ints = false;
+  bool takes_floats = false;
+  bool takes_rng = false;
+  int check_output = -1;  // the i1 flag of out-of-range indices
+  std::vector<Output> outputs;
+  std::vector<Return> returns;
+  std::vector<Resize> resizes;  // out= arguments to resize first; then the call is parsed anew
+  bool cpu_fallback = false;
+};
+
+using ProgramRef = std::shared_ptr<const Program>;
+
+const char* intern(const std::string& text);  // a copy that lives forever
+
+}  // namespace torch_tpu

@@ -1,0 +1,86 @@
+// Bindings of the dispatch core: registration, counters, compile options.
+
+#include <torch/csrc/utils/pybind.h>
+
+#include "dispatch/boxed.h"
+#include "python/bindings.h"
+
+namespace torch_tpu {
+
+namespace {
+
+py::dict stats() {
+  const Counters& c = counters();
+  py::dict out;
+  out["hits"] = c.hits.load();
+  out["misses"] = c.misses.load();
+  out["compiles"] = c.compiles.load();
+  out["fallbacks"] = c.fallbacks.load();
+  out["executions"] = c.executions.load();
+  out["lower_seconds"] = static_cast<double>(c.lower_ns.load()) * 1e-9;
+  out["compile_seconds"] = static_cast<double>(c.compile_ns.load()) * 1e-9;
+  out["bytes_to_device"] = c.bytes_to_device.load();
+  out["bytes_to_host"] = c.bytes_to_host.load();
+  size_t programs = 0;
+  for (const OpState* op : OpState::all()) programs += op->size();
+  out["programs"] = programs;
+  return out;
+}
+
+// Programs per op, for reports and tests.
+py::dict programs() {
+  py::dict out;
+  for (const OpState* op : OpState::all()) {
+    if (const size_t count = op->size(); count > 0) out[op->name] = count;
+  }
+  return out;
+}
+
+py::bytes compile_options(const std::map<std::string, py::object>& overrides) {
+  pjrt::CompileOptions options;
+  for (const auto& [name, value] : overrides) {
+    if (py::isinstance<py::bool_>(value)) {
+      options.env_option_overrides[name] = value.cast<bool>();
+    } else if (py::isinstance<py::int_>(value)) {
+      options.env_option_overrides[name] = value.cast<int64_t>();
+    } else if (py::isinstance<py::float_>(value)) {
+      options.env_option_overrides[name] = value.cast<double>();
+    } else {
+      options.env_option_overrides[name] = value.cast<std::string>();
+    }
+  }
+  return py::bytes(pjrt::compile_options_proto(options));
+}
+
+void configure(const std::string& path, const std::string& kind, int num_devices) {
+  RuntimeConfig config;
+  config.plugin_path = path;
+  config.plugin_kind = kind;
+  config.num_devices = num_devices;
+  Runtime::get().configure(std::move(config));
+}
+
+}  // namespace
+
+void bind_dispatch(py::module_& m) {
+  m.def("configure", &configure, py::arg("path"), py::arg("kind"), py::arg("num_devices"));
+  m.def("plugin_kind", [] { return Runtime::get().config().plugin_kind; });
+  m.def("register_kernel", &register_kernel, py::arg("name"), py::arg("operands"));
+  m.def("register_fallback", &register_fallback);
+  m.def("stats", &stats);
+  m.def("programs", &programs);
+  m.def("clear_programs", [] {
+    for (OpState* op : OpState::all()) op->clear();
+  });
+  m.def("compile_options", &compile_options, py::arg("overrides"));
+  m.def("index_checks", &index_checks);
+  m.def("set_wrapped_number", [](const at::Tensor& tensor) {
+    tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+  });
+  m.def("raise_pending_checks", [](int device) {
+    const py::gil_scoped_release release;
+    Runtime::get().raise_pending_checks(device);
+  });
+}
+
+}  // namespace torch_tpu

@@ -1,0 +1,10 @@
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+namespace torch_tpu {
+
+void bind_device(py::module_& m);    // devices, streams, random state, memory, modes
+void bind_dispatch(py::module_& m);  // registration, counters, compile options
+
+}  // namespace torch_tpu

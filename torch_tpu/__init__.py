@@ -1,0 +1,43 @@
+"""PyTorch on TPUs, and the same programs on any machine.
+
+Importing this module makes the device ``tpu`` known to PyTorch. It loads no plug-in and prints
+nothing; CPU and CUDA users in the same process notice no difference.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from torch_tpu.version import __version__
+
+__all__ = ["__version__"]
+
+
+def _load() -> None:
+    """Make the device known, in this order; each step needs the ones before."""
+    # 1. The native core: guard, hooks and native ops register themselves when it is loaded.
+    from torch_tpu import _C, plugin
+
+    # 2. Which plug-in will drive the device; it is loaded at first use.
+    choice = plugin.choose()
+    if choice is not None:
+        _C.configure(choice.path, choice.kind, choice.num_devices)
+
+    # 3. The name "tpu", the module torch.tpu, tensor and module methods, autocast, serialisation.
+    from torch_tpu import registration
+
+    registration.register()
+
+    # 4. A kernel for every op that has a lowering, and the catch-all.
+    from torch_tpu.eager import host_ops, kernels
+
+    kernels.register_kernels()
+    host_ops.register()
+
+
+def _autoload() -> None:
+    """Entry point of ``torch.backends``: ``import torch`` calls it."""
+
+
+if not hasattr(torch, "tpu"):
+    _load()

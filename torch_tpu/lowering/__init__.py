@@ -1,0 +1,1 @@
+"""From ATen calls to StableHLO: builder, registry of lowerings, views, decompositions."""

@@ -1,0 +1,1 @@
+"""Lowerings by family; importing a module registers its ops."""

@@ -1,0 +1,577 @@
+"""One ATen call → one program. Entered by the native core on a cache miss, with the GIL.
+
+The core describes the call's arguments; :func:`compile_call` answers with a :class:`Plan`: StableHLO
+text, which storages and operand packs it takes, and what becomes of each result.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+
+from torch_tpu.lowering import emit, registry, views
+from torch_tpu.lowering.argument_checks import ARGUMENT_CHECKS
+from torch_tpu.lowering.emit import OpBuilder
+from torch_tpu.lowering.types import LoweringError, Value, tensor_type
+from torch_tpu.lowering.variants import Variant, functional_variant, written_arguments
+from torch_tpu.program import options as program_options
+from torch_tpu.program.fallback import announce_fallback
+
+
+@dataclass(frozen=True)
+class StorageSpec:
+    """A storage's base: logical row-major shape and dtype."""
+
+    dims: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def numel(self) -> int:
+        n = 1
+        for d in self.dims:
+            n *= d
+        return n
+
+
+@dataclass(frozen=True)
+class TensorArg:
+    """A tensor argument: its place among the call's tensors, its storage and its view.
+
+    For a 0-d CPU tensor (``view == views.SCALAR``) ``first`` counts into the ints or floats pack.
+    """
+
+    index: int
+    storage: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    view: int
+    first: int
+    count: int
+    wrapped: bool
+
+    def meta(self) -> torch.Tensor:
+        if self.wrapped:
+            return emit.wrapped_number(self.dtype)
+        return torch.empty_strided(self.sizes, self.strides, dtype=self.dtype, device="meta")
+
+
+@dataclass(frozen=True)
+class ScalarArg:
+    """A Python number that travels as an operand: "int", "float", "bool" or "complex"."""
+
+    kind: str
+    slot: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return {
+            "int": torch.int64,
+            "float": torch.float64,
+            "bool": torch.bool,
+            "complex": torch.complex128,
+        }[self.kind]
+
+
+@dataclass(frozen=True)
+class Output:
+    """One result of the executable: a new tensor (target -1) or the new base of a written one."""
+
+    target: int
+    donates: int
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    base_dtype: torch.dtype
+    base: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Return:
+    kind: str  # "new", "argument", "none", "list"
+    index: int = 0
+    items: tuple[int, ...] = ()
+
+
+@dataclass
+class Plan:
+    text: str = ""
+    options: bytes = b""
+    parameters: list[int] = field(default_factory=list)
+    takes_ints: bool = False
+    takes_floats: bool = False
+    takes_rng: bool = False
+    has_check: bool = False
+    outputs: list[Output] = field(default_factory=list)
+    returns: list[Return] = field(default_factory=list)
+    resizes: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+
+
+@cache
+def find_overload(name: str) -> Any:
+    """The OpOverload of "namespace::op.overload"."""
+    namespace, rest = name.split("::")
+    op, _, overload = rest.partition(".")
+    return getattr(getattr(getattr(torch.ops, namespace), op), overload or "default")
+
+
+def map_arguments(value: Any, fn: Any) -> Any:
+    """Apply ``fn`` to the tensor and number descriptions in an argument."""
+    if isinstance(value, (TensorArg, ScalarArg)):
+        return fn(value)
+    if isinstance(value, (list, tuple)):
+        return [map_arguments(v, fn) for v in value]
+    return value
+
+
+class CallEmitter(OpBuilder):
+    """An OpBuilder whose values come from the call's storages and operand packs."""
+
+    def __init__(self, storages: Sequence[StorageSpec], n_ints: int, n_floats: int) -> None:
+        super().__init__()
+        self.bases = [Value(f"%s{i}", s.dims, s.dtype) for i, s in enumerate(storages)]
+        self.n_ints = n_ints
+        self.n_floats = n_floats
+        self._ints: dict[int, Value] = {}
+        self._floats: dict[int, Value] = {}
+        self.rng_state = (self.int_operand(n_ints), self.int_operand(n_ints + 1))
+
+    def int_operand(self, slot: int) -> Value:
+        """The i64 scalar at ``slot`` of the ints pack (its length is known only at the end)."""
+        if slot not in self._ints:
+            one = self.emit(
+                f"stablehlo.slice %ints [{slot}:{slot + 1}] : (@INTS@) -> tensor<1xi64>",
+                (1,),
+                torch.int64,
+            )
+            self._ints[slot] = self.reshape(one, ())
+        return self._ints[slot]
+
+    def float_operand(self, slot: int) -> Value:
+        if slot not in self._floats:
+            kind = f"tensor<{self.n_floats}xf64>"
+            one = self.emit(
+                f"stablehlo.slice %floats [{slot}:{slot + 1}] : ({kind}) -> tensor<1xf64>",
+                (1,),
+                torch.float64,
+            )
+            self._floats[slot] = self.reshape(one, ())
+        return self._floats[slot]
+
+    def number(self, dtype: torch.dtype, slot: int, weak: bool) -> Value:
+        """The operand at ``slot`` (of the pack that carries this dtype) as a 0-d value."""
+        if dtype.is_complex:
+            value = self.complex(self.float_operand(slot), self.float_operand(slot + 1))
+        elif dtype.is_floating_point:
+            value = self.float_operand(slot)
+        else:
+            value = self.int_operand(slot)
+        value = self.convert(value, dtype)
+        return Value(value.name, value.shape, value.dtype, weak)
+
+    def geometry(self, arg: TensorArg) -> views.Geometry:
+        offset = tuple(self.int_operand(arg.first + i) for i in range(arg.count))
+        return views.Geometry(arg.view, arg.sizes, arg.strides, arg.dtype, offset)
+
+    def value(self, arg: TensorArg | ScalarArg) -> Value:
+        if isinstance(arg, ScalarArg):
+            return self.number(arg.dtype, arg.slot, weak=True)
+        if arg.view == views.SCALAR:
+            return self.number(arg.dtype, arg.first, weak=arg.wrapped)
+        return views.read(self, self.bases[arg.storage], self.geometry(arg))
+
+
+def number_slots(args: Any, ints: int, floats: int) -> tuple[Any, int, int]:
+    """Give every ScalarArg its slot, counting as the native core does."""
+    if isinstance(args, TensorArg):
+        if args.view == views.SCALAR:
+            if args.dtype.is_complex:
+                return args, ints, floats + 2
+            if args.dtype.is_floating_point:
+                return args, ints, floats + 1
+            return args, ints + 1, floats
+        return args, ints + args.count, floats
+    if isinstance(args, ScalarArg):
+        if args.kind == "complex":
+            return ScalarArg(args.kind, floats), ints, floats + 2
+        if args.kind == "float":
+            return ScalarArg(args.kind, floats), ints, floats + 1
+        return ScalarArg(args.kind, ints), ints + 1, floats
+    if isinstance(args, list):
+        out = []
+        for a in args:
+            a, ints, floats = number_slots(a, ints, floats)
+            out.append(a)
+        return out, ints, floats
+    return args, ints, floats
+
+
+def compile_call(
+    name: str,
+    args: list[Any],
+    storages: list[StorageSpec],
+    device: int,
+    n_ints: int,
+    n_floats: int,
+) -> Plan | None:
+    """Plan the program of one call; None asks the core to run the op on the CPU.
+
+    Raises what PyTorch raises for wrong shapes and dtypes, and NotImplementedError for an op that has
+    neither a lowering nor a decomposition when the CPU fallback is off.
+    """
+    overload = find_overload(name)
+    args, _, _ = number_slots(args, 0, 0)
+    for check in ARGUMENT_CHECKS.get(registry.overload_name(overload), ()):
+        check(*args)
+    written = written_arguments(overload)
+    check_overlap(overload, args, written)
+    try:
+        return _plan(overload, args, storages, written, n_ints, n_floats)
+    except NotImplementedError as error:
+        announce_fallback(name, error)
+        return None
+
+
+def check_overlap(overload: Any, args: Sequence[Any], written: Sequence[int]) -> None:
+    """Refuse to write through a view whose elements share memory, as PyTorch does."""
+    for i in written:
+        for arg in args[i] if isinstance(args[i], list) else [args[i]]:
+            if isinstance(arg, TensorArg) and any(
+                n > 1 and s == 0 for n, s in zip(arg.sizes, arg.strides, strict=True)
+            ):
+                raise RuntimeError(
+                    "unsupported operation: more than one element of the written-to tensor refers "
+                    "to a single memory location. Please clone() the tensor before performing the "
+                    "operation."
+                )
+
+
+def _run_meta(overload: Any, args: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """PyTorch's meta kernel on this call; returns its results and the meta arguments.
+
+    Results are None where PyTorch has no meta kernel.
+    """
+
+    def to_meta(arg: TensorArg | ScalarArg) -> Any:
+        return arg.meta() if isinstance(arg, TensorArg) else emit.representative(arg.dtype)
+
+    metas = [map_arguments(a, to_meta) for a in args]
+    for i, argument in enumerate(overload._schema.arguments):
+        if argument.name == "device" and metas[i] is not None:
+            metas[i] = torch.device("meta")
+        elif argument.name == "pin_memory":
+            metas[i] = None
+    positional, keywords = emit.unbind_arguments(overload, metas)
+    if "device" in keywords:
+        keywords["device"] = torch.device("meta")
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        try:
+            return overload(*positional, **keywords), metas
+        except NotImplementedError:
+            return None, metas
+
+
+def _plan(
+    overload: Any,
+    args: list[Any],
+    storages: list[StorageSpec],
+    written: tuple[int, ...],
+    n_ints: int,
+    n_floats: int,
+) -> Plan:
+    schema = overload._schema
+    results, metas = _run_meta(overload, args)
+    plan = Plan()
+    for i in written:
+        if schema.arguments[i].is_out and isinstance(args[i], TensorArg):
+            shape = tuple(metas[i].shape)
+            if results is not None and shape != args[i].sizes:
+                plan.resizes.append((args[i].index, shape))
+    if plan.resizes:
+        return plan
+
+    b = CallEmitter(storages, n_ints, n_floats)
+    b.matmul_precision = program_options.matmul_precision()
+    lowering = registry.find(overload)
+    variant = functional_variant(overload) if written and lowering is None else None
+    targets: list[TensorArg] = []
+    for i in written:
+        targets += args[i] if isinstance(args[i], list) else [args[i]]
+
+    values = [map_arguments(a, b.value) for a in args]
+    if variant is not None:
+        outs = _emit_variant(b, variant, values)
+    elif written:
+        # Only the mutating form exists: its lowering returns the new values of what it writes.
+        specs = [(t.sizes, t.dtype) for t in targets]
+        outs = emit.emit_op(b, overload, *emit.unbind_arguments(overload, values), results=specs)
+    else:
+        specs = emit.specs_of(results) if results is not None else None
+        outs = emit.emit_op(b, overload, *emit.unbind_arguments(overload, values), results=specs)
+    outs = _flatten(outs)
+
+    mutated = _undeclared_mutations(lowering, schema, args)
+    finished: list[tuple[Value, Output | TensorArg]] = []
+    if written:
+        for target, value in zip(targets, outs, strict=False):
+            finished.append((_fit(b, overload, value, target), target))
+    else:
+        fresh = _flatten(results) if results is not None else [None] * len(outs)
+        fresh = [f for f in fresh if f is not None] if results is not None else fresh
+        extra = outs[len(fresh) :]
+        for value, meta in zip(outs, fresh, strict=False):
+            finished.append(_new_output(b, value, meta))
+        for target, value in zip(mutated, extra, strict=True):
+            finished.append((_fit(b, overload, value, target), target))
+    _finish(plan, b, storages, finished)
+    plan.returns = _returns(overload, args, results, len(plan.outputs), written)
+    return plan
+
+
+def _emit_variant(b: CallEmitter, variant: Variant, values: list[Any]) -> Any:
+    picked = []
+    for position, argument in zip(variant.arguments, variant.functional._schema.arguments, strict=True):
+        picked.append(values[position] if position >= 0 else argument.default_value)
+    positional, keywords = emit.unbind_arguments(variant.functional, picked)
+    return emit.emit_op(b, variant.functional, positional, keywords)
+
+
+def _undeclared_mutations(lowering: Any, schema: Any, args: list[Any]) -> list[TensorArg]:
+    """Arguments that the op writes although its schema does not say so (batch norm's statistics)."""
+    if lowering is None or not lowering.mutates:
+        return []
+    by_name = {a.name: args[i] for i, a in enumerate(schema.arguments)}
+    return [by_name[n] for n in lowering.mutates if isinstance(by_name.get(n), TensorArg)]
+
+
+def _flatten(value: Any) -> list[Any]:
+    if value is None or isinstance(value, (Value, torch.Tensor)):
+        return [value]
+    return [leaf for item in value for leaf in _flatten(item)]
+
+
+def _fit(b: CallEmitter, overload: Any, value: Value, target: TensorArg) -> Value:
+    """A written value in its target's dtype and shape."""
+    if not torch.can_cast(value.dtype, target.dtype):
+        raise RuntimeError(
+            f"result type {_type_name(value.dtype)} can't be cast to the desired output type "
+            f"{_type_name(target.dtype)}"
+        )
+    value = b.convert(value, target.dtype)
+    if value.shape != target.sizes:
+        try:
+            return b.broadcast_to(value, target.sizes)
+        except LoweringError:
+            raise RuntimeError(
+                f"output with shape {list(target.sizes)} doesn't match the broadcast shape "
+                f"{list(value.shape)}"
+            ) from None
+    return value
+
+
+def _type_name(dtype: torch.dtype) -> str:
+    names = {
+        torch.float32: "Float",
+        torch.float64: "Double",
+        torch.float16: "Half",
+        torch.bfloat16: "BFloat16",
+        torch.int64: "Long",
+        torch.int32: "Int",
+        torch.int16: "Short",
+        torch.int8: "Char",
+        torch.uint8: "Byte",
+        torch.bool: "Bool",
+        torch.complex64: "ComplexFloat",
+        torch.complex128: "ComplexDouble",
+    }
+    return names.get(dtype, str(dtype))
+
+
+def stride_order(sizes: Sequence[int], strides: Sequence[int]) -> list[int] | None:
+    """Dims from the outermost to the innermost in memory; None if they do not tile a dense block."""
+    order = sorted(
+        (d for d in range(len(sizes)) if sizes[d] != 1), key=lambda d: -strides[d]
+    )
+    expected = 1
+    for d in reversed(order):
+        if strides[d] != expected:
+            return None
+        expected *= sizes[d]
+    full = list(order)
+    for d in range(len(sizes)):  # dims of size 1 keep their place relative to their left neighbour
+        if sizes[d] == 1:
+            full.insert(full.index(d - 1) + 1 if d - 1 in full else 0, d)
+    return full
+
+
+def contiguous_strides(sizes: Sequence[int]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for n in reversed(sizes):
+        strides.append(step)
+        step *= max(n, 1)
+    return tuple(reversed(strides))
+
+
+def _new_output(b: CallEmitter, value: Value, meta: torch.Tensor | None) -> tuple[Value, Output]:
+    """Lay a new result out as PyTorch's strides ask: its base is in memory order."""
+    sizes = value.shape
+    strides = tuple(meta.stride()) if meta is not None else contiguous_strides(sizes)
+    order = stride_order(sizes, strides) if value.numel else list(range(len(sizes)))
+    if order is None:
+        strides, order = contiguous_strides(sizes), list(range(len(sizes)))
+    value = b.transpose(value, order) if order != list(range(len(sizes))) else value
+    return value, Output(-1, -1, value.dtype, sizes, strides, value.dtype, value.shape)
+
+
+def _finish(
+    plan: Plan,
+    b: CallEmitter,
+    storages: list[StorageSpec],
+    finished: list[tuple[Value, Output | TensorArg]],
+) -> None:
+    """Write results through views, drop dead lines, number the parameters, print the text."""
+    # Several targets may share a storage (a list of views): writes to one base follow each other.
+    new_bases: dict[int, Value] = {}
+    first_target: dict[int, TensorArg] = {}
+    returned: list[tuple[Value, Output]] = []
+    for value, kind in finished:
+        if isinstance(kind, Output):
+            returned.append((value, kind))
+            continue
+        if value.numel == 0:
+            continue
+        spec = storages[kind.storage]
+        nbytes = spec.numel * spec.dtype.itemsize
+        numel = nbytes // kind.dtype.itemsize
+        geometry = b.geometry(kind)
+        current = new_bases.get(kind.storage)
+        if current is None:
+            current = b.bases[kind.storage]
+        whole = views.covers_base(geometry, numel)
+        flat = None if whole else views.retyped(b, current, kind.dtype)
+        flat = views.write(b, flat, numel, geometry, value)
+        if whole and kind.dtype is not spec.dtype:
+            new_bases[kind.storage] = flat
+        else:
+            new_bases[kind.storage] = b.reshape(views.retyped(b, flat, spec.dtype), spec.dims)
+        first_target.setdefault(kind.storage, kind)
+    for index, base in new_bases.items():
+        target = first_target[index]
+        returned.append(
+            (base, Output(target.index, index, target.dtype, (), (), base.dtype, base.shape))
+        )
+    if b.index_checks and program_options.index_checks():
+        flag = b.index_checks[0]
+        for other in b.index_checks[1:]:
+            flag = b.or_(flag, other)
+        plan.has_check = True
+        checks = [flag]
+    else:
+        checks = []
+
+    results = [v for v, _ in returned] + checks
+    if not results:
+        plan.outputs = []
+        return
+    lines = eliminate_dead_lines(b._lines, [v.name for v in results])
+    body = "\n".join(lines)
+    used = set(re.findall(r"%(?:s\d+|ints|floats)\b", body)) | {v.name for v in results}
+    parameters: list[str] = []
+    for i, base in enumerate(b.bases):
+        if base.name in used:
+            plan.parameters.append(i)
+            parameters.append(f"{base.name}: {base.type}")
+    plan.takes_rng = b.rng_used and "rng_bit_generator" in body
+    plan.takes_ints = "%ints" in used or plan.takes_rng
+    plan.takes_floats = "%floats" in used
+    ints = tensor_type((b.n_ints + (2 if plan.takes_rng else 0),), torch.int64)
+
+    aliases: dict[int, int] = {}
+    for position, (base, output) in enumerate(returned):
+        donates = -1
+        if output.target >= 0 and output.donates in plan.parameters:
+            parameter = plan.parameters.index(output.donates)
+            if b.bases[output.donates].type == base.type:
+                donates = parameter
+                aliases[parameter] = position
+        plan.outputs.append(
+            Output(
+                output.target,
+                donates,
+                output.dtype,
+                output.sizes,
+                output.strides,
+                output.base_dtype,
+                output.base,
+            )
+        )
+    for parameter, position in aliases.items():
+        parameters[parameter] += f" {{tf.aliasing_output = {position} : i32}}"
+    if plan.takes_ints:
+        parameters.append(f"%ints: {ints}")
+    if plan.takes_floats:
+        parameters.append(f"%floats: tensor<{b.n_floats}xf64>")
+    types = ", ".join(v.type for v in results)
+    names = ", ".join(v.name for v in results)
+    plan.text = (
+        "module {\n  func.func public @main("
+        + ", ".join(parameters)
+        + f") -> ({types}) {{\n"
+        + body.replace("@INTS@", ints)
+        + f"\n    return {names} : {types}\n  }}\n}}\n"
+    )
+    plan.options = program_options.compile_options()
+
+
+_NAMES = re.compile(r"%[A-Za-z0-9_]+")
+
+
+def eliminate_dead_lines(lines: Sequence[str], live: Sequence[str]) -> list[str]:
+    """The lines that results depend on; one line is one operation, regions included."""
+    needed = {name.partition("#")[0] for name in live}
+    kept = []
+    for line in reversed(lines):
+        head, _, tail = line.partition(" = ")
+        name = head.strip().partition(":")[0]
+        if name in needed:
+            needed.update(_NAMES.findall(tail))
+            kept.append(line)
+    kept.reverse()
+    return kept
+
+
+def _returns(
+    overload: Any, args: list[Any], results: Any, n_outputs: int, written: tuple[int, ...]
+) -> list[Return]:
+    schema = overload._schema
+    if written:
+        out = []
+        by_alias = {
+            frozenset(schema.arguments[i].alias_info.before_set): i for i in written
+        }
+        for r in schema.returns:
+            if r.alias_info is None:
+                raise LoweringError(f"{overload}: a mutating op that also returns new tensors")
+            out.append(Return("argument", by_alias[frozenset(r.alias_info.before_set)]))
+        return out
+    returns, position = [], 0
+    items = results if isinstance(results, (tuple, list)) and len(schema.returns) > 1 else [results]
+    if results is None:
+        items = [Ellipsis] * len(schema.returns)
+    for r, item in zip(schema.returns, items, strict=True):
+        if isinstance(item, (list, tuple)):
+            returns.append(Return("list", 0, tuple(range(position, position + len(item)))))
+            position += len(item)
+        elif item is None:
+            returns.append(Return("none"))
+        else:
+            returns.append(Return("new", position))
+            position += 1
+    return returns

@@ -1,0 +1,30 @@
+"""What a program is compiled with, besides its text."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from torch_tpu import _C
+
+# 1, 3 or 6 passes of bfloat16 for a float32 matmul; the attribute's names are StableHLO's.
+_PRECISION = {1: "DEFAULT", 3: "HIGH", 6: "HIGHEST"}
+
+
+def matmul_precision() -> str:
+    """StableHLO's precision name for the current setting (see ``torch.tpu.precision``)."""
+    return _PRECISION[_C.matmul_precision()]
+
+
+def index_checks() -> bool:
+    """Whether out-of-range indices are noted on the device (TORCH_TPU_CHECK_INDEX=0 turns it off)."""
+    return _C.index_checks()
+
+
+@cache
+def compile_options() -> bytes:
+    """The serialised CompileOptionsProto for single-device programs of the current plug-in."""
+    overrides: dict[str, bool | int | float | str] = {}
+    if _C.plugin_kind() == "cpu":
+        # XLA:CPU's default drops a NaN on the right of max/min.
+        overrides["xla_cpu_enable_fast_min_max"] = False
+    return _C.compile_options(overrides)

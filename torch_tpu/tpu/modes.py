@@ -1,0 +1,73 @@
+"""Eager modes: when the ops a program calls are run.
+
+The process has a default (``torch.tpu.eager_mode``), a thread can override it for a while
+(``with torch.tpu.set_eager_mode(mode)``).
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch_tpu import _C
+
+__all__ = ["EagerMode", "set_eager_mode"]
+
+
+class EagerMode(enum.Enum):
+    """When an op runs. The names are those that libraries know."""
+
+    # Strict: every op is a program of its own, enqueued at once, waited for when needed.
+    DEFER_NEVER = 0
+    # Debug: as Strict, and each op is waited for, so that an error appears at its line.
+    DEFER_NEVER_AND_LAUNCH_BLOCKING = 1
+    # Fused: ops are recorded and run in groups.
+    DEFER_AND_FUSE = 2
+
+
+def _supported(mode: EagerMode) -> int:
+    if not isinstance(mode, EagerMode):
+        raise TypeError(f"eager_mode: expected a torch.tpu.EagerMode; got {mode!r}")
+    if mode is EagerMode.DEFER_AND_FUSE:
+        raise NotImplementedError(
+            "eager_mode: DEFER_AND_FUSE (Fused) is not available in this version; use DEFER_NEVER"
+        )
+    return mode.value
+
+
+def get_eager_mode() -> EagerMode:
+    """The mode that holds for the calling thread."""
+    return EagerMode(_C.eager_mode())
+
+
+def set_default_eager_mode(mode: EagerMode) -> None:
+    """Sets the process's default mode. Raises TypeError, NotImplementedError."""
+    _C.set_eager_mode(_supported(mode))
+
+
+@contextmanager
+def set_eager_mode(mode: EagerMode) -> Iterator[None]:
+    """Context manager: ops issued inside by this thread, and their backward, run under ``mode``."""
+    before = _C.exchange_eager_mode_override(_supported(mode))
+    try:
+        yield
+    finally:
+        _C.exchange_eager_mode_override(before)
+
+
+def read_environment() -> None:
+    """Takes the default mode from the environment, once, when the package is imported.
+
+    ``TORCH_TPU_LAUNCH_BLOCKING=1`` is Debug, ``TORCH_TPU_DEFER_AND_FUSE=1`` Fused.
+    """
+    if os.environ.get("TORCH_TPU_LAUNCH_BLOCKING") == "1":
+        set_default_eager_mode(EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING)
+    elif os.environ.get("TORCH_TPU_DEFER_AND_FUSE") == "1":
+        try:
+            set_default_eager_mode(EagerMode.DEFER_AND_FUSE)
+        except NotImplementedError as error:
+            # An import must not fail for the sake of a device that may never be used.
+            warnings.warn(f"TORCH_TPU_DEFER_AND_FUSE=1 is ignored: {error}", stacklevel=2)
