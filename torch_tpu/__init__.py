@@ -6,9 +6,19 @@ nothing; CPU and CUDA users in the same process notice no difference.
 
 from __future__ import annotations
 
-import torch
 
-from torch_tpu.version import __version__
+
+def _autoload() -> None:
+    """Entry point of ``torch.backends``: ``import torch`` calls it when torch comes first.
+
+    Importing this module has done the work. It stands above ``import torch``, which looks for it
+    here when this module comes first.
+    """
+
+
+import torch  # noqa: E402
+
+from torch_tpu.version import __version__  # noqa: E402
 
 __all__ = ["__version__"]
 
@@ -33,10 +43,6 @@ def _load() -> None:
 
     kernels.register_kernels()
     host_ops.register()
-
-
-def _autoload() -> None:
-    """Entry point of ``torch.backends``: ``import torch`` calls it."""
 
 
 if not hasattr(torch, "tpu"):

@@ -206,6 +206,10 @@ void run_boxed(OpState& op, torch::jit::Stack* stack) {
     ProgramRef program = op.find(call.key);
     if (C10_LIKELY(program != nullptr)) {
       counters().hits.fetch_add(1, std::memory_order_relaxed);
+      if (C10_UNLIKELY(op.has_check.load(std::memory_order_relaxed)) && !op.same_operands(call)) {
+        check_arguments(op, call, args);
+        op.remember_operands(call);
+      }
     } else {
       counters().misses.fetch_add(1, std::memory_order_relaxed);
       program = compile_program(op, call, args);

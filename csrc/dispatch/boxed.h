@@ -26,6 +26,9 @@ void register_fallback();
 // Makes a program on a miss (in Python), see compile.cpp.
 ProgramRef compile_program(OpState& op, const Call& call, c10::ArrayRef<c10::IValue> args);
 
+// Raises what PyTorch's CPU kernel raises for these values (in Python), see compile.cpp.
+void check_arguments(const OpState& op, const Call& call, c10::ArrayRef<c10::IValue> args);
+
 // Runs the op on the CPU, counted.
 void run_on_cpu(OpState& op, torch::jit::Stack* stack);
 

@@ -75,7 +75,7 @@ class Describer {
         if (value.isNone()) return py::none();
         py::list out;
         if (value.isDoubleList()) {
-          for (size_t n = value.toDoubleVector().size(); n > 0; --n) out.append(operand("float"));
+          for (const double x : value.toDoubleVector()) out.append(operand("float", py::float_(x)));
         } else {
           for (const c10::IValue& item : value.toListRef()) out.append(number(item));
         }
@@ -114,14 +114,17 @@ class Describer {
   }
 
   // Slots are found again by counting, as Call::parse did.
-  py::object operand(const char* kind) { return module_.attr("ScalarArg")(kind, -1); }
+  py::object operand(const char* kind, const py::object& value) {
+    return module_.attr("ScalarArg")(kind, -1, value);
+  }
 
   py::object number(const c10::IValue& value) {
     if (value.isNone()) return py::none();
-    if (value.isBool()) return operand("bool");
-    if (value.isComplexDouble()) return operand("complex");
-    if (value.isDouble()) return operand("float");
-    return operand("int");
+    const py::object known = torch::jit::toPyObject(value);
+    if (value.isBool()) return operand("bool", known);
+    if (value.isComplexDouble()) return operand("complex", known);
+    if (value.isDouble()) return operand("float", known);
+    return operand("int", known);
   }
 
   const OpState& op_;
@@ -175,6 +178,17 @@ void read_outputs(const py::handle& plan, Program& program) {
 
 }  // namespace
 
+void check_arguments(const OpState& op, const Call& call, c10::ArrayRef<c10::IValue> args) {
+  const py::gil_scoped_acquire gil;
+  try {
+    Describer describe(op, call);
+    py::module_::import("torch_tpu.program.call").attr("check_call")(op.name,
+                                                                     describe.arguments(args));
+  } catch (py::error_already_set& error) {
+    rethrow(error);
+  }
+}
+
 ProgramRef compile_program(OpState& op, const Call& call, c10::ArrayRef<c10::IValue> args) {
   auto program = std::make_shared<Program>();
   program->name = op.name;
@@ -186,6 +200,9 @@ ProgramRef compile_program(OpState& op, const Call& call, c10::ArrayRef<c10::IVa
     try {
       Describer describe(op, call);
       const py::object compile = py::module_::import("torch_tpu.program.call").attr("compile_call");
+      op.has_check = py::module_::import("torch_tpu.program.call")
+                         .attr("has_check")(op.name)
+                         .cast<bool>();
       const py::object plan =
           compile(op.name, describe.arguments(args), describe.storages(), call.device,
                   call.ints.size(), call.floats.size());

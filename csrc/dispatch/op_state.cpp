@@ -104,6 +104,18 @@ void OpState::insert(c10::ArrayRef<uint64_t> key, ProgramRef program) {
   slots_.emplace(h, Slot{key.vec(), std::move(program)});
 }
 
+bool OpState::same_operands(const Call& call) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return c10::ArrayRef<int64_t>(checked_ints_) == c10::ArrayRef<int64_t>(call.ints) &&
+         c10::ArrayRef<double>(checked_floats_) == c10::ArrayRef<double>(call.floats);
+}
+
+void OpState::remember_operands(const Call& call) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  checked_ints_.assign(call.ints.begin(), call.ints.end());
+  checked_floats_.assign(call.floats.begin(), call.floats.end());
+}
+
 void OpState::clear() {
   const std::lock_guard<std::mutex> lock(mutex_);
   slots_.clear();

@@ -23,6 +23,11 @@ struct OpState {
   std::vector<ArgKind> kinds;
   uint64_t written = 0;            // arguments the schema marks as written, by bit
   bool moves_cpu_tensors = false;  // index ops take CPU index tensors
+  std::atomic<bool> has_check{false};  // its operands' values are checked when they are new
+
+  // The operand values that passed the check last.
+  bool same_operands(const Call& call) const;
+  void remember_operands(const Call& call);
 
   const c10::FunctionSchema& schema() const { return handle.schema(); }
   bool is_written(size_t arg) const { return arg < 64 && (written >> arg & 1) != 0; }
@@ -52,6 +57,8 @@ struct OpState {
     ProgramRef program;
   };
   mutable std::mutex mutex_;
+  std::vector<int64_t> checked_ints_;
+  std::vector<double> checked_floats_;
   std::unordered_multimap<size_t, Slot> slots_;
 };
 

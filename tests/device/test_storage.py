@@ -63,9 +63,13 @@ def test_data_assignment() -> None:
     parameter.data = replacement
     assert parameter.shape == (3,)
     assert parameter.data_ptr() == replacement.data_ptr()
-    cpu = torch.nn.Parameter(torch.zeros(2))
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    parameter.data = replacement  # from the host to the device, as with CUDA
+    assert parameter.device == replacement.device
+    parameter.data = torch.zeros(1)
+    assert parameter.device.type == "cpu"
     with pytest.raises(RuntimeError, match="incompatible tensor type"):
-        cpu.data = replacement
+        parameter.data = torch.eye(2, device="tpu").cpu().to_sparse()
 
 
 def test_dtype_views() -> None:
@@ -87,8 +91,8 @@ def test_untyped_storage_of_the_device() -> None:
 def test_shared_memory() -> None:
     x = torch.ones(2, device="tpu")
     assert x.share_memory_() is x  # as on CUDA: nothing to do for memory of a device
-    with pytest.raises((RuntimeError, NotImplementedError)):
-        torch.multiprocessing.reductions.reduce_tensor(x)
+    with pytest.raises(RuntimeError, match="only available on CPU"):
+        torch.multiprocessing.reductions.reduce_storage(x.untyped_storage())
 
 
 def test_fresh_tensors_do_not_share() -> None:

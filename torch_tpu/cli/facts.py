@@ -38,24 +38,30 @@ VARIABLES = {"TORCH_DEVICE_BACKEND_AUTOLOAD", "ALLOW_MULTIPLE_LIBTPU_LOAD"}
 PROBE = """
 import json, time
 def tell(**facts): print("@" + json.dumps(facts), flush=True)
-import torch
-tell(torch=str(torch.__version__))
-import torch_tpu
-from torch_tpu import _C
-tell(extension=_C.__file__)
-tell(plugin=_C.plugin_info())
-start = time.perf_counter()
-x = torch.arange(4.0).to("tpu")
-first = (x + x).cpu()
-middle = time.perf_counter()
-second = (x + x).cpu()
-end = time.perf_counter()
-tell(smoke={
-    "right": first.tolist() == second.tolist() == [0.0, 2.0, 4.0, 6.0],
-    "first_ms": round((middle - start) * 1e3, 2),
-    "second_ms": round((end - middle) * 1e3, 2),
-})
-tell(stats={k: v for k, v in _C.stats().items() if isinstance(v, (int, float))})
+def look():
+    import torch
+    tell(torch=str(torch.__version__))
+    import torch_tpu
+    from torch_tpu import _C
+    tell(extension=_C.__file__)
+    tell(plugin=_C.plugin_info())
+    start = time.perf_counter()
+    x = torch.arange(4.0).to("tpu")
+    first = (x + x).cpu()
+    middle = time.perf_counter()
+    second = (x + x).cpu()
+    end = time.perf_counter()
+    tell(smoke={
+        "right": first.tolist() == second.tolist() == [0.0, 2.0, 4.0, 6.0],
+        "first_ms": round((middle - start) * 1e3, 2),
+        "second_ms": round((end - middle) * 1e3, 2),
+    })
+    tell(stats={k: v for k, v in _C.stats().items() if isinstance(v, (int, float))})
+try:
+    look()
+except Exception as error:
+    # The first line says what is wrong; what follows is advice, which the doctor gives itself.
+    tell(exception=type(error).__name__ + ": " + (str(error).strip().splitlines() or [""])[0])
 """
 STAGES = {
     "torch": "torch cannot be imported",
@@ -133,7 +139,9 @@ def probe(code: str = PROBE, seconds: float = PROBE_SECONDS) -> dict[str, Any]:
             facts.update(json.loads(line[1:]))
     missing = next((stage for stage in STAGES if stage not in facts), None)
     if missing:
-        last = next((x.strip() for x in reversed(words.splitlines()) if x.strip()), "")
+        last = facts.pop("exception", None) or next(
+            (line.strip() for line in reversed(words.splitlines()) if line.strip()), ""
+        )
         facts["error"] = {
             "stage": missing,
             "what": STAGES[missing],

@@ -81,7 +81,9 @@ def plan_registrations() -> dict[str, list[str]]:
             if not written_arguments(overload):
                 continue
             variant = functional_variant(overload)
-            lowering = registry.find(variant.functional) if variant is not None else None
+            if variant is None or returns_view(variant.functional):
+                continue  # squeeze_, t_ and their like change metadata only
+            lowering = registry.find(variant.functional)
             if lowering is None:
                 continue
         if torch._C._dispatch_has_kernel_for_dispatch_key(qualified, _COMPOSITE):

@@ -56,8 +56,7 @@ def uniform(x: Any, low: float = 0.0, high: float = 1.0, *_: Any) -> None:
         raise RuntimeError(f"to is out of bounds for {_cpp(dtype)}")
     if not low <= high:
         raise RuntimeError(
-            "uniform_ expects to return a [from, to) range, but found "
-            f"from={low:g} > to={high:g}"
+            f"uniform_ expects to return a [from, to) range, but found from={low:g} > to={high:g}"
         )
     if high - low > info.max:
         raise RuntimeError(
@@ -213,7 +212,9 @@ def multinomial(weights: Any, samples: int, replacement: bool = False, *_: Any) 
     if samples <= 0:
         raise RuntimeError("cannot sample n_sample <= 0 samples")
     if not replacement and samples > weights.shape[-1]:
-        raise RuntimeError("cannot sample n_sample > prob_dist.size(-1) samples without replacement")
+        raise RuntimeError(
+            "cannot sample n_sample > prob_dist.size(-1) samples without replacement"
+        )
     if weights.shape[-1] > 1 << 24:
         raise RuntimeError("number of categories cannot exceed 2^24")
 

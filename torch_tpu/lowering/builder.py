@@ -87,6 +87,9 @@ class Builder(ElementwiseMixin, RegionMixin, RandomMixin):
         self.rng_used = False
         self.index_checks: list[Value] = []  # scalar i1 values: True when an index is out of range
         self.matmul_precision = "DEFAULT"
+        # "cpu" or "tpu": what the program is compiled for. Lowerings may choose a form that is
+        # fast there; the values are the same.
+        self.target = "cpu"
         # Names of argument values that PyTorch sees with strides that are not contiguous: a few ops
         # (LU-based ones) return something else for them.
         self.strided: set[str] = set()
@@ -464,8 +467,13 @@ class Builder(ElementwiseMixin, RegionMixin, RandomMixin):
         batch_groups: int = 1,
         dims: tuple[str, str, str] | None = None,
         reverse: bool = False,
+        dtype: torch.dtype | None = None,
     ) -> Value:
-        """N-d convolution. ``dims`` are StableHLO's layouts, e.g. ("bf01", "oi01", "bf01")."""
+        """N-d convolution. ``dims`` are StableHLO's layouts, e.g. ("bf01", "oi01", "bf01").
+
+        ``dtype`` is the accumulation and result dtype (default: x's).
+        """
+        dtype = dtype or x.dtype
         n = x.rank - 2
         spatial = "".join(map(str, range(n)))
         lhs, rhs, out_dims = dims or ("bf" + spatial, "oi" + spatial, "bf" + spatial)
@@ -489,9 +497,9 @@ class Builder(ElementwiseMixin, RegionMixin, RandomMixin):
             f"{{batch_group_count = {batch_groups} : i64, feature_group_count = {groups} : i64, "
             f"precision_config = [#stablehlo<precision {self.matmul_precision}>, "
             f"#stablehlo<precision {self.matmul_precision}>]}} "
-            f": ({x.type}, {w.type}) -> {tensor_type(shape, x.dtype)}"
+            f": ({x.type}, {w.type}) -> {tensor_type(shape, dtype)}"
         )
-        return self.emit(text, shape, x.dtype)
+        return self.emit(text, shape, dtype)
 
     def fft(self, x: Value, kind: str, length: Sequence[int]) -> Value:
         """``kind`` FFT, IFFT, RFFT or IRFFT over the last ``len(length)`` dims (unnormalised except

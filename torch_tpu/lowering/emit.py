@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from torch_tpu.lowering import registry
 from torch_tpu.lowering.builder import Builder
 from torch_tpu.lowering.decompose import trace_decomposition
-from torch_tpu.lowering.types import LoweringError, Value, opmath_dtype
+from torch_tpu.lowering.types import LoweringError, Value, element_type, opmath_dtype
 from torch_tpu.lowering.variants import functional_variant, written_arguments
 
 Spec = tuple[tuple[int, ...], torch.dtype]
@@ -176,6 +176,8 @@ def emit_op(
         return emit_decomposed(b, overload, values)
     if results is None:
         results = expected_specs(overload, values)
+    for _, dtype in results:
+        element_type(dtype)  # NotImplementedError before the lowering stumbles over it
     if results and all(0 in shape for shape, _ in results):
         empties = [b.constant(0, dtype, shape) for shape, dtype in results]
         return _structure(overload, empties)

@@ -58,8 +58,12 @@ class RandomMixin(_Base):
         """
         numel = math.prod(shape)
         if numel >= 1 << 32:
-            raise NotImplementedError(f"random: {numel} elements in one draw; the limit is 2**32 - 1")
-        k0, k1, counter = (self.broadcast_to(self.index_dim(state, 0, i), (numel,)) for i in range(3))
+            raise NotImplementedError(
+                f"random: {numel} elements in one draw; the limit is 2**32 - 1"
+            )
+        k0, k1, counter = (
+            self.broadcast_to(self.index_dim(state, 0, i), (numel,)) for i in range(3)
+        )
         a, c = self._threefry(k0, k1, counter, self.iota((numel,), 0, torch.uint32))
         if dtype is torch.uint64:
             high = self.shift_left(self._raw_convert(a, dtype), 32)
@@ -67,7 +71,9 @@ class RandomMixin(_Base):
         else:
             bits = self.xor(a, c)
             if dtype is not torch.uint32:
-                bits = self._raw_convert(self.shift_right_logical(bits, 32 - dtype.itemsize * 8), dtype)
+                bits = self._raw_convert(
+                    self.shift_right_logical(bits, 32 - dtype.itemsize * 8), dtype
+                )
         step = self.constant_array([0, 0, 1], torch.uint32)
         return self.add(state, step), self.reshape(bits, shape)
 
@@ -88,7 +94,9 @@ class RandomMixin(_Base):
         """Uniform random bits (ui8/16/32/64) of a draw of their own."""
         return self.random_step(self.random_start(), shape, dtype)[1]
 
-    def uniform_from_bits(self, bits: Value, dtype: torch.dtype, digits: int | None = None) -> Value:
+    def uniform_from_bits(
+        self, bits: Value, dtype: torch.dtype, digits: int | None = None
+    ) -> Value:
         """Bits (ui32 for float32, ui64 for float64) as numbers in [0, 1) on a grid of
         2**-digits (default: the full mantissa)."""
         digits = digits or (53 if dtype is torch.float64 else 24)
@@ -137,7 +145,9 @@ class RandomMixin(_Base):
         self, shape: Sequence[int], dtype: torch.dtype, digits: int | None = None
     ) -> Value:
         """Uniform in [0, 1) in ``dtype`` (float32 or float64), see :meth:`uniform_from_bits`."""
-        return self.uniform_from_bits(self.random_bits(shape, self.bits_dtype(dtype)), dtype, digits)
+        return self.uniform_from_bits(
+            self.random_bits(shape, self.bits_dtype(dtype)), dtype, digits
+        )
 
     def random_open_uniform(self, shape: Sequence[int], dtype: torch.dtype) -> Value:
         """Uniform in (0, 1), both ends excluded."""

@@ -37,7 +37,10 @@ def _signature(schema: Any, skip: tuple[int, ...] = ()) -> list[tuple[str, str]]
 
 def _packets(namespace: str, name: str) -> list[Any]:
     out = []
-    for candidate in (name, name.removesuffix("_"), name.removesuffix("_") + "_functional", "_" + name):
+    candidates = [name, name.removesuffix("_"), name.removesuffix("_") + "_functional", "_" + name]
+    if name.startswith("__i"):  # Python's in-place operators: __ilshift__ of __lshift__
+        candidates.append("__" + name.removeprefix("__i"))
+    for candidate in candidates:
         packet = getattr(getattr(torch.ops, namespace), candidate, None)
         if packet is not None and packet not in out:
             out.append(packet)

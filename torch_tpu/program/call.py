@@ -68,6 +68,7 @@ class ScalarArg:
 
     kind: str
     slot: int
+    value: int | float | bool | complex = 0  # for argument checks only, never for the program
 
     @property
     def dtype(self) -> torch.dtype:
@@ -199,10 +200,10 @@ def number_slots(args: Any, ints: int, floats: int) -> tuple[Any, int, int]:
         return args, ints + args.count, floats
     if isinstance(args, ScalarArg):
         if args.kind == "complex":
-            return ScalarArg(args.kind, floats), ints, floats + 2
+            return ScalarArg(args.kind, floats, args.value), ints, floats + 2
         if args.kind == "float":
-            return ScalarArg(args.kind, floats), ints, floats + 1
-        return ScalarArg(args.kind, ints), ints + 1, floats
+            return ScalarArg(args.kind, floats, args.value), ints, floats + 1
+        return ScalarArg(args.kind, ints, args.value), ints + 1, floats
     if isinstance(args, list):
         out = []
         for a in args:
@@ -227,8 +228,7 @@ def compile_call(
     """
     overload = find_overload(name)
     args, _, _ = number_slots(args, 0, 0)
-    for check in ARGUMENT_CHECKS.get(registry.overload_name(overload), ()):
-        check(*args)
+    check_call(name, args)
     written = written_arguments(overload)
     check_overlap(overload, args, written)
     try:
@@ -236,6 +236,22 @@ def compile_call(
     except NotImplementedError as error:
         announce_fallback(name, error)
         return None
+
+
+def has_check(name: str) -> bool:
+    """Whether the values of this op's arguments are checked (by Python, when they are new)."""
+    return registry.overload_name(find_overload(name)) in ARGUMENT_CHECKS
+
+
+def check_call(name: str, args: list[Any]) -> None:
+    """Raise what PyTorch's CPU kernel raises for these argument values."""
+    check = ARGUMENT_CHECKS.get(registry.overload_name(find_overload(name)))
+    if check is not None:
+
+        def known(arg: TensorArg | ScalarArg) -> Any:
+            return arg.meta() if isinstance(arg, TensorArg) else arg.value
+
+        check(*[map_arguments(a, known) for a in args])
 
 
 def check_overlap(overload: Any, args: Sequence[Any], written: Sequence[int]) -> None:
@@ -488,7 +504,7 @@ def _finish(
         if base.name in used:
             plan.parameters.append(i)
             parameters.append(f"{base.name}: {base.type}")
-    plan.takes_rng = b.rng_used and "rng_bit_generator" in body
+    plan.takes_rng = any(f"%ints [{n}:" in body for n in (b.n_ints, b.n_ints + 1))
     plan.takes_ints = "%ints" in used or plan.takes_rng
     plan.takes_floats = "%floats" in used
     ints = tensor_type((b.n_ints + (2 if plan.takes_rng else 0),), torch.int64)

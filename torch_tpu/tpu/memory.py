@@ -180,7 +180,7 @@ def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
     ]
     if not abbreviated:
         rows.append(("Buffers", "allocation", str))
-    width = 75
+    width = 78
 
     def cells(name: str, *values: str) -> str:
         return "|" + f" {name:<19}" + "".join(f"| {value:>11} " for value in values) + "|"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from torch_tpu.lowering.builder import Builder
 from torch_tpu.lowering.types import Value, opmath_dtype
+
+# (x, updates, kind) -> new x: a scatter whose addresses are already bound.
+Scatter = Callable[[Value, Value, str], Value]
 
 
 def index_dtype(limit: int) -> torch.dtype:
@@ -126,8 +129,7 @@ def address_along(b: Builder, shape: Sequence[int], dim: int, index: Value) -> V
     """Row-major addresses in ``shape`` of the elements that ``gather(dim, index)`` would read."""
     total = math.prod(shape)
     parts = [
-        index if d == dim else b.iota(index.shape, d, index_dtype(total))
-        for d in range(len(shape))
+        index if d == dim else b.iota(index.shape, d, index_dtype(total)) for d in range(len(shape))
     ]
     return linear_address(b, parts, shape)
 
@@ -141,10 +143,8 @@ def cumulative_sum(b: Builder, x: Value) -> Value:
     return out
 
 
-def accumulate(
-    b: Builder, scatter: object, x: Value, updates: Value, kind: str
-) -> Value:
+def accumulate(b: Builder, scatter: Scatter, x: Value, updates: Value, kind: str) -> Value:
     """Run ``scatter(x, updates, kind)`` in float32 for half precision, rounded once at the end."""
     wide = opmath_dtype(x.dtype) if kind in ("add", "mul") else x.dtype
-    out = scatter(b.convert(x, wide), b.convert(updates, wide), kind)  # type: ignore[operator]
+    out = scatter(b.convert(x, wide), b.convert(updates, wide), kind)
     return b.convert(out, x.dtype)

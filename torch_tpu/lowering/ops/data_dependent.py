@@ -7,7 +7,6 @@ Entries are moved by a running count and one scatter: about ten times faster tha
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -56,7 +55,7 @@ def nonzero_padded(b: Builder, x: Value) -> tuple[Value, Value]:
         return b.constant(0, torch.int64, (x.numel, x.rank)), count
     dtype = index_dtype(x.numel)
     flat = _pack(b, b.iota((x.numel,), 0, dtype), _targets(b, flags, order))
-    columns = []
+    columns: list[Value] = []
     for size in reversed(x.shape):
         columns.append(flat if len(columns) == x.rank - 1 else b.remainder(flat, size))
         flat = b.div(flat, size)
@@ -104,30 +103,27 @@ def _differs(b: Builder, x: Value) -> Value:
 
 def _group_counts(b: Builder, starts: Value, count: Value, n: int) -> Value:
     """Lengths of the groups that begin at ``starts`` (packed, padded) in ``n`` entries."""
-    following = b.pad_dim(b.slice_dim(starts, 0, 1, n), 0, 0, 0, 1) if n else starts
+    following = b.pad_dim(b.slice_dim(starts, 0, 1, n), 0, 0, 0, 1)
     last = b.ge(b.add(b.iota((n,), 0), 1), count)
     return b.sub(b.select(last, n, following), starts)
 
 
-def _groups(
-    b: Builder, rows: Value, need_counts: bool
-) -> tuple[Value, Value, Value, Value | None, Value]:
-    """Runs of equal rows: (first row of each run packed, run number of each row, run starts, run
-    lengths or None, number of runs)."""
+def _groups(b: Builder, rows: Value, need_counts: bool) -> tuple[Value, Value, Value | None, Value]:
+    """Runs of equal rows: their first rows, each row's run, run lengths or None, their number."""
     n = rows.shape[0]
     flags = _differs(b, rows)
     order, count = _running_count(b, flags)
     target = _targets(b, flags, order)
     packed = _pack(b, rows, target)
     group = b.convert(b.sub(order, 1), torch.int64)
-    starts = _pack(b, b.iota((n,), 0), target)
-    lengths = _group_counts(b, starts, count, n) if need_counts else None
-    return packed, group, starts, lengths, count
+    lengths = None
+    if need_counts:
+        starts = _pack(b, b.iota((n,), 0), target)
+        lengths = _group_counts(b, starts, count, n)
+    return packed, group, lengths, count
 
 
-def _finish(
-    b: Builder, n: int, inverse: Value | None, lengths: Value | None
-) -> tuple[Value, Value]:
+def _finish(b: Builder, inverse: Value | None, lengths: Value | None) -> tuple[Value, Value]:
     """Replace what was not asked for by empty i64 results, as PyTorch does."""
     empty = b.constant(0, torch.int64, (0,))
     return inverse if inverse is not None else empty, lengths if lengths is not None else empty
@@ -143,21 +139,19 @@ def unique_padded(
     """
     n = x.shape[0]
     if n == 0:
-        return x, *_finish(b, 0, None, None), b.constant(0, torch.int64)
+        return x, *_finish(b, None, None), b.constant(0, torch.int64)
     key = b.convert(x, torch.uint8) if x.is_bool else x
     if return_inverse:
         places = b.iota((n,), 0, index_dtype(n))
-        key, places = b.sort(
-            [key, places], 0, lambda p, q, *_: b.total_less(p, q), stable=True
-        )
+        key, places = b.sort([key, places], 0, lambda p, q, *_: b.total_less(p, q), stable=True)
     else:
         (key,) = b.sort([key], 0, b.total_less, stable=False)
-    packed, group, _, lengths, count = _groups(b, key, return_counts)
+    packed, group, lengths, count = _groups(b, key, return_counts)
     inverse = None
     if return_inverse:
         zero = b.constant(0, torch.int64, (n,))
         inverse = scatter_flat(b, zero, places, group, "set", unique=True)
-    return b.convert(packed, x.dtype), *_finish(b, n, inverse, lengths), count
+    return b.convert(packed, x.dtype), *_finish(b, inverse, lengths), count
 
 
 def unique_consecutive_padded(
@@ -166,9 +160,9 @@ def unique_consecutive_padded(
     """First elements of the runs of equal elements of a 1-d value; results as unique_padded."""
     n = x.shape[0]
     if n == 0:
-        return x, *_finish(b, 0, None, None), b.constant(0, torch.int64)
-    packed, group, _, lengths, count = _groups(b, x, return_counts)
-    return packed, *_finish(b, n, group if return_inverse else None, lengths), count
+        return x, *_finish(b, None, None), b.constant(0, torch.int64)
+    packed, group, lengths, count = _groups(b, x, return_counts)
+    return packed, *_finish(b, group if return_inverse else None, lengths), count
 
 
 def unique_dim_padded(
@@ -198,15 +192,13 @@ def unique_dim_padded(
     if not consecutive:
         places = _lexicographic_order(b, flat)
         flat = gather_rows(b, flat, 0, places)
-    packed, group, _, lengths, count = _groups(b, flat, return_counts)
-    inverse = None
-    if return_inverse:
-        inverse = group
-        if places is not None:
-            zero = b.constant(0, torch.int64, (n,))
-            inverse = scatter_flat(b, zero, places, group, "set", unique=True)
+    packed, group, lengths, count = _groups(b, flat, return_counts)
+    inverse = group if return_inverse else None
+    if return_inverse and places is not None:
+        zero = b.constant(0, torch.int64, (n,))
+        inverse = scatter_flat(b, zero, places, group, "set", unique=True)
     out = b.move_dim(b.reshape(packed, rows.shape), 0, dim)
-    return out, *_finish(b, n, inverse, lengths), count
+    return out, *_finish(b, inverse, lengths), count
 
 
 def _lexicographic_order(b: Builder, rows: Value) -> Value:
@@ -251,7 +243,7 @@ def bincount_size(b: Builder, x: Value, minlength: int = 0) -> Value:
 
 
 def bincount(b: Builder, x: Value, weights: Value | None, size: int) -> Value:
-    """How often each of 0 … size - 1 occurs in ``x``, or the sum of its weights; larger are dropped.
+    """How often each of 0 … size - 1 occurs in ``x``, or the sum of its weights; others drop.
 
     i64 without weights, else float32 for float32 weights and float64 for all others.
     """
@@ -264,6 +256,6 @@ def bincount(b: Builder, x: Value, weights: Value | None, size: int) -> Value:
     zero = b.constant(0, dtype, (size,))
     if x.numel == 0 or size == 0:
         return zero
-    bound = math.prod(zero.shape)
-    address = b.convert(x, index_dtype(bound)) if x.dtype.itemsize < 8 else x
+    # Narrowing 64-bit values could bring a large one back into range.
+    address = b.convert(x, torch.int32) if x.dtype.itemsize < 4 else x
     return scatter_flat(b, zero, address, updates, "add")

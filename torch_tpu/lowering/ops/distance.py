@@ -155,9 +155,7 @@ def pdist_backward(b: OpBuilder, grad: Value, x: Value, p: float, distances: Val
 # -- attention input -------------------------------------------------------------------------
 
 
-def _qkv_specs(
-    qkv: Value, bias: Value, heads: int
-) -> list[tuple[tuple[int, ...], torch.dtype]]:
+def _qkv_specs(qkv: Value, bias: Value, heads: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
     batch, length, width = qkv.shape
     return [((batch, heads, length, width // 3 // heads), qkv.dtype)] * 3
 

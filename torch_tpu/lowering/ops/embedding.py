@@ -114,9 +114,7 @@ def _bag_of_entry(b: OpBuilder, offsets: Value, entries: int) -> Value:
     return b.sub(cumulative_sum(b, starts), 1)
 
 
-def _bag_rows(
-    b: OpBuilder, bag: Value, bags: int, values: Value, kind: str, start: Value
-) -> Value:
+def _bag_rows(b: OpBuilder, bag: Value, bags: int, values: Value, kind: str, start: Value) -> Value:
     """Combine ``values`` [n, …] into ``start`` [bags, …] by bag; entries past the last bag drop."""
     return scatter_rows(b, start, 0, bag, values, kind, sorted_indices=True)
 
@@ -141,14 +139,14 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> list[Value]:
-    """Reduce bags of rows: results are the bags, each entry's bag, bag sizes, rows of the maxima."""
-    (out_shape, _), (bag_shape, bag_type), (size_shape, size_type), (max_shape, max_type) = b.results
-    bags, width = out_shape
+    """Reduce bags of rows: the bags, each entry's bag, the bag sizes, the rows of the maxima."""
+    (bags, width), _ = b.results[0]
+    (bag_shape, bag_type), (size_shape, size_type), (max_shape, max_type) = b.results[1:]
     entries = indices.shape[0]
     compute = opmath_dtype(weight.dtype)
     if entries == 0 or bags == 0:
         return [
-            b.constant(0, weight.dtype, out_shape),
+            b.constant(0, weight.dtype, (bags, width)),
             b.constant(0, bag_type, bag_shape),
             b.constant(0, size_type, size_shape),
             b.constant(0, max_type, max_shape),

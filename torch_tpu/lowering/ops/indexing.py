@@ -10,6 +10,7 @@ import torch
 
 from torch_tpu.lowering.emit import OpBuilder
 from torch_tpu.lowering.ops.addressing import (
+    Scatter,
     accumulate,
     checked_index,
     cumulative_sum,
@@ -200,9 +201,7 @@ def unsafe_index_put(
     return index_put(b, x, indices, values, accumulate, unsafe=True)
 
 
-def _put_masked(
-    b: OpBuilder, x: Value, dim: int, mask: Value, values: Value, add: bool
-) -> Value:
+def _put_masked(b: OpBuilder, x: Value, dim: int, mask: Value, values: Value, add: bool) -> Value:
     """``x[:, mask] = values`` where the mask covers the dims from ``dim`` on: a selection.
 
     Values with one entry per True are read at the running count of True entries.
@@ -212,8 +211,9 @@ def _put_masked(
     total = x.shape[:dim] + (1,) * mask.rank + x.shape[dim + mask.rank :]
     if picked == 1:
         if values.rank > after:
-            lead, tail = values.shape[: values.rank - after - 1], values.shape[values.rank - after :]
-            values = b.reshape(values, (*lead, *(1,) * mask.rank, *tail))
+            cut = values.rank - after
+            ones = (1,) * mask.rank
+            values = b.reshape(values, (*values.shape[: cut - 1], *ones, *values.shape[cut:]))
     else:
         flat = b.reshape(mask, (mask.numel,))
         order = cumulative_sum(b, b.convert(flat, index_dtype(mask.numel)))
@@ -311,9 +311,7 @@ def index_add(
     source = _slice_updates(b, x, dim, index, source)
     if isinstance(alpha, Value) or alpha != 1:
         source = b.mul(source, alpha)
-    return accumulate(
-        b, lambda v, u, kind: scatter_rows(b, v, dim, at, u, kind), x, source, "add"
-    )
+    return accumulate(b, lambda v, u, kind: scatter_rows(b, v, dim, at, u, kind), x, source, "add")
 
 
 @lower("aten.index_copy.default", lift_0d=True)
@@ -383,7 +381,7 @@ REDUCTIONS = {
 
 def reduce_into(
     b: OpBuilder,
-    scatter: object,
+    scatter: Scatter,
     x: Value,
     source: Value,
     counts: Value | None,

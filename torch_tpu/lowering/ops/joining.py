@@ -38,7 +38,9 @@ def repeat(b: OpBuilder, x: Value, repeats: Sequence[int]) -> Value:
 def repeat_interleave(b: OpBuilder, repeats: Value, *, output_size: int | None = None) -> Value:
     """Indices for ``index_select``; the size must be static."""
     if output_size is None:
-        raise NotImplementedError("repeat_interleave: without output_size the result is data-dependent")
+        raise NotImplementedError(
+            "repeat_interleave: a result without output_size is data-dependent"
+        )
     index, total = repeat_interleave_padded(b, repeats, output_size)
     b.note_bad_index(b.ne(total, output_size))
     return index
@@ -83,7 +85,7 @@ def rot90(b: OpBuilder, x: Value, k: int = 1, dims: Sequence[int] = (0, 1)) -> V
 
 @lower("aten.block_diag.default")
 def block_diag(b: OpBuilder, tensors: Sequence[Value]) -> Value:
-    rows, cols = b.out_shape
+    cols = b.out_shape[1]
     parts, left = [], 0
     for v in tensors:
         block = b.convert(v, b.out_dtype)

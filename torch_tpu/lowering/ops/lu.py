@@ -259,11 +259,6 @@ def linalg_lu_solve(
     return b.reshape(out, b.out_shape)
 
 
-def _takes_transpose(b: OpBuilder, a: Value) -> bool:
-    """Whether PyTorch's kernels factor the transpose of ``a``; its backward formulas rely on it."""
-    return not a.is_complex and a.name not in b.strided
-
-
 @lower("aten._linalg_solve_ex")
 def linalg_solve_ex(
     b: OpBuilder, a: Value, y: Value, left: bool = True, check_errors: bool = False
@@ -273,10 +268,8 @@ def linalg_solve_ex(
     vector = y.rank == 1 or (a.rank - 1 == y.rank and y.shape == a.shape[:-1])
     full = (*shape, 1) if vector else shape
     target = b.unsqueeze(y, -1) if vector else y
-    flip = _takes_transpose(b, a)
     with full_precision(b):
-        matrix = as_batch(b, a)
-        out = factor(b, transposed(b, matrix) if flip else matrix)
+        out = factor(b, as_batch(b, a))
         lu, order = out.lu, out.order
         if full[:-2] != a.shape[:-2]:
             lu = as_batch(b, b.reshape(lu, a.shape), full[:-2])
@@ -284,7 +277,7 @@ def linalg_solve_ex(
                 b.reshape(order, (*a.shape[:-2], a.shape[-1])), (*full[:-2], a.shape[-1])
             )
             order = b.reshape(rows, lu.shape[:2])
-        solved = _solve_either_side(b, lu, order, as_batch(b, target, full[:-2]), left, flip)
+        solved = _solve_either_side(b, lu, order, as_batch(b, target, full[:-2]), left, False)
     return (
         b.reshape(solved, shape),
         b.reshape(out.lu, lu_shape),
@@ -301,6 +294,11 @@ def linalg_inv_ex(b: OpBuilder, a: Value, check_errors: bool = False) -> tuple[V
         out = factor(b, matrix)
         inverse = lu_solve(b, out.lu, out.order, eye(b, matrix.shape, a.dtype), False)
     return b.reshape(inverse, a.shape), b.reshape(out.info, a.shape[:-2])
+
+
+def _takes_transpose(b: OpBuilder, a: Value) -> bool:
+    """Whether PyTorch's determinants factor the transpose of ``a``; their backward relies on it."""
+    return not a.is_complex and a.name not in b.strided
 
 
 def _sign_of_order(b: OpBuilder, pivots: Value, dtype: torch.dtype) -> Value:

@@ -35,9 +35,7 @@ def masked_scatter(b: OpBuilder, x: Value, mask: Value, source: Value) -> Value:
 
 
 @lower("aten.masked_scatter_backward.default")
-def masked_scatter_backward(
-    b: OpBuilder, grad: Value, mask: Value, sizes: Sequence[int]
-) -> Value:
+def masked_scatter_backward(b: OpBuilder, grad: Value, mask: Value, sizes: Sequence[int]) -> Value:
     values, count = masked_select_padded(b, grad, mask)
     return b.reshape(_resize(b, values, count, math.prod(sizes), 0), sizes)
 

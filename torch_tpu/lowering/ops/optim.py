@@ -39,6 +39,15 @@ class _Step:
         x = self.b.as_value(x, _DOUBLE)
         return self.b.reshape(x, ())
 
+    def corrections(self, beta: Operand, steps: Sequence[Value], dtype: torch.dtype) -> list[Value]:
+        """1 - beta ** step for each counter: -expm1(step * log(beta)) over all counters at once,
+        which is as good in float32 as a power in double precision."""
+        b = self.b
+        log = b.log1p(b.convert(b.sub(self.number(beta), 1.0), dtype))
+        counts = b.stack([b.reshape(b.convert(s, dtype), ()) for s in steps], 0)
+        values = b.neg(b.expm1(b.mul(counts, log)))
+        return [b.index_dim(values, 0, i) for i in range(len(steps))]
+
     def wide(self, x: Value) -> Value:
         return self.b.convert(x, opmath_dtype(x.dtype))
 
@@ -79,14 +88,16 @@ def _adam(
         step.number(x) for x in (lr, betas[0], betas[1], weight_decay, eps)
     )
     out: list[list[Value]] = [[], [], [], [], []]
+    double = any(p.dtype is _DOUBLE for p in params)
+    exact = _DOUBLE if double else torch.float32
+    corrections1 = step.corrections(beta1, steps, exact)
+    corrections2 = [b.sqrt(c) for c in step.corrections(beta2, steps, exact)]
     for i, param in enumerate(params):
         p = step.wide(param)
         work = p.dtype
         g, stored = step.gradient(grads[i])
         g = b.convert(g, work)
-        count = step.number(steps[i])
-        correction1 = b.sub(1.0, b.pow(beta1, count))
-        root2 = b.convert(b.sqrt(b.sub(1.0, b.pow(beta2, count))), work)
+        root2 = b.convert(corrections2[i], work)
         if decoupled:
             shrunk = b.mul(p, b.convert(b.sub(1.0, b.mul(rate, decay)), work))
             p = b.select(b.ne(decay, 0.0), shrunk, p)
@@ -101,7 +112,7 @@ def _adam(
             largest = b.maximum(b.convert(maxima[i], work), second)
             out[4].append(step.keep(maxima[i], largest))
         denominator = b.add(b.div(b.sqrt(largest), root2), b.convert(tiny, work))
-        size = b.convert(b.div(rate, correction1), work)
+        size = b.convert(b.div(b.convert(rate, exact), corrections1[i]), work)
         p = b.sub(p, b.div(b.mul(first, size), denominator))
         out[0].append(step.keep(param, p))
         out[1].append(stored)
@@ -144,9 +155,7 @@ def _register_adam(op: str, decoupled: bool) -> None:
         step = _Step(b, maximize, grad_scale, found_inf)
         lists = (params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs)
         betas = (beta1, beta2)
-        return _adam(
-            b, decoupled, lists, state_steps, lr, betas, weight_decay, eps, amsgrad, step
-        )
+        return _adam(b, decoupled, lists, state_steps, lr, betas, weight_decay, eps, amsgrad, step)
 
 
 _register_adam("_fused_adam", decoupled=False)

@@ -138,7 +138,7 @@ for _names, _fn in _FLOAT.items():
     pointwise(*_names)(_fn)
 
 
-@pointwise("aten.logit", keep=("eps",))
+@pointwise("aten.logit")
 def logit(b: OpBuilder, x: Value, eps: float | None = None) -> Value:
     if eps is not None:
         x = b.clamp(x, eps, 1.0 - eps)
@@ -194,11 +194,6 @@ def negate(b: OpBuilder, x: Value) -> Value:
 def sign(b: OpBuilder, x: Value) -> Value:
     """sgn of a complex number z is z / |z|, and 0 at 0."""
     return b.sign(x)
-
-
-@pointwise("aten.positive")
-def positive(b: OpBuilder, x: Value) -> Value:
-    return x
 
 
 @lower("aten.signbit", "prims.signbit")

@@ -42,9 +42,7 @@ def _scaled_product(
     return b.convert(out, b.out_dtype)
 
 
-def _v2_specs(
-    x: Value, y: Value, *values: object
-) -> list[tuple[tuple[int, ...], torch.dtype]]:
+def _v2_specs(x: Value, y: Value, *values: object) -> list[tuple[tuple[int, ...], torch.dtype]]:
     dtype = values[7]
     return [((x.shape[0], y.shape[1]), dtype if isinstance(dtype, torch.dtype) else x.dtype)]
 
@@ -68,7 +66,9 @@ def scaled_mm_v2(
 ) -> Value:
     """Recipes 0 (tensor-wise) and 1 (row-wise)."""
     if not {*recipe_a, *recipe_b} <= {0, 1} or len(scale_a) != 1 or len(scale_b) != 1:
-        raise NotImplementedError("_scaled_mm_v2: only tensor-wise and row-wise scales are supported")
+        raise NotImplementedError(
+            "_scaled_mm_v2: only tensor-wise and row-wise scales are supported"
+        )
     return _scaled_product(b, x, y, scale_a[0], scale_b[0], bias)
 
 
@@ -227,7 +227,13 @@ def _learnt_zero(
 
 @lower("aten._fake_quantize_learnable_per_tensor_affine", specs=lambda x, *_: [(x.shape, x.dtype)])
 def fake_quantize_learnable_tensor(
-    b: OpBuilder, x: Value, scale: Value, zero_point: Value, low: int, high: int, factor: float = 1.0
+    b: OpBuilder,
+    x: Value,
+    scale: Value,
+    zero_point: Value,
+    low: int,
+    high: int,
+    factor: float = 1.0,
 ) -> Value:
     zero = _learnt_zero(b, zero_point, x.rank, None, low, high)
     grid = _Grid(b, x, _along(b, scale, x.rank, None), zero, (low, high))

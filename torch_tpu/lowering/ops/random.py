@@ -211,7 +211,20 @@ def randint(b: OpBuilder, high: Operand, size: Sequence[int]) -> Value:
     return integer_values(b, b.out_shape, b.out_dtype, 0, high)
 
 
-@lower("aten.randint.low", "aten.randint.low_generator", operand=("low", "high"))
+def _randint_specs(
+    low: Operand, high: Operand, size: Sequence[int], *values: object
+) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    dtype = next((v for v in values if isinstance(v, torch.dtype)), torch.int64)
+    return [(tuple(size), dtype)]
+
+
+# PyTorch's own rule would compare the bounds, whose values are not known here.
+@lower(
+    "aten.randint.low",
+    "aten.randint.low_generator",
+    operand=("low", "high"),
+    specs=_randint_specs,
+)
 def randint_low(b: OpBuilder, low: Operand, high: Operand, size: Sequence[int]) -> Value:
     return integer_values(b, b.out_shape, b.out_dtype, low, high)
 
@@ -290,9 +303,11 @@ def multinomial(b: OpBuilder, weights: Value, samples: int, replacement: bool = 
         # The order of an exponential race: p / Exp(1), largest first.
         race = b.div(p, b.neg(b.log(b.random_open_uniform(p.shape, work))))
         places = b.iota(p.shape, p.rank - 1, torch.int32)
-        _, order = b.sort(
-            [race, places], -1, lambda a, c, *_: b.total_less(a, c, descending=True)
-        ) if samples > 1 else _first_of(b, race, places)
+        _, order = (
+            b.sort([race, places], -1, lambda a, c, *_: b.total_less(a, c, descending=True))
+            if samples > 1
+            else _first_of(b, race, places)
+        )
         return b.convert(b.slice_dim(order, -1, 0, samples), torch.int64)
     total = _prefix(b, p, b.add)
     # Summation order differs from place to place; a category of weight 0 gets exactly its
@@ -311,7 +326,10 @@ def _first_of(b: OpBuilder, keys: Value, places: Value) -> tuple[Value, Value]:
         take = b.or_(b.gt(other, key), b.and_(b.eq(other, key), b.lt(there, place)))
         return [b.select(take, other, key), b.select(take, there, place)]
 
-    inits = [b.constant(-math.inf, keys.dtype), b.constant(torch.iinfo(torch.int32).max, torch.int32)]
+    inits = [
+        b.constant(-math.inf, keys.dtype),
+        b.constant(torch.iinfo(torch.int32).max, torch.int32),
+    ]
     best, place = b.reduce_general([keys, places], inits, [keys.rank - 1], larger)
     return b.unsqueeze(best, -1), b.unsqueeze(place, -1)
 

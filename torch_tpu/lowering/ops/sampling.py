@@ -105,7 +105,9 @@ def _walk(
     the sum passes a uniform number."""
     u = b.random_uniform(first.shape, first.dtype)
 
-    def going(k: Value, sum_: Value, term: Value, u: Value, open_: Value, count: Value, *_: Value) -> Value:
+    def going(
+        k: Value, sum_: Value, term: Value, u: Value, open_: Value, count: Value, *_: Value
+    ) -> Value:
         return b.and_(b.reduce(open_, "or", range(open_.rank)), b.lt(k, _WALK_STEPS))
 
     def step(

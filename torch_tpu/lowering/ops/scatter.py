@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from torch_tpu.lowering.emit import OpBuilder
 from torch_tpu.lowering.ops.addressing import (
+    Scatter,
     address_along,
     checked_index,
     gather_along,
@@ -19,9 +18,7 @@ from torch_tpu.lowering.types import Operand, Value, canonical_dim
 
 
 @lower("aten.gather.default", lift_0d=True)
-def gather(
-    b: OpBuilder, x: Value, dim: int, index: Value, *, sparse_grad: bool = False
-) -> Value:
+def gather(b: OpBuilder, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
     dim = canonical_dim(dim, x.rank)
     return gather_along(b, x, dim, checked_index(b, index, x.shape[dim]))
 
@@ -38,7 +35,7 @@ def _source(b: OpBuilder, x: Value, index: Value, src: Operand) -> Value:
     return b.slice(src, [0] * src.rank, index.shape)
 
 
-def _scatter(b: OpBuilder, address: Value) -> Callable[[Value, Value, str], Value]:
+def _scatter(b: OpBuilder, address: Value) -> Scatter:
     return lambda x, src, kind: scatter_flat(b, x, address, src, kind)
 
 

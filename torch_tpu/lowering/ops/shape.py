@@ -175,9 +175,7 @@ def slice_scatter(
     dim = canonical_dim(dim, x.rank)
     size = x.shape[dim]
     first, limit, length = slice_bounds(size, start, end, step)
-    src = b.broadcast_to(
-        b.convert(src, x.dtype), (*x.shape[:dim], length, *x.shape[dim + 1 :])
-    )
+    src = b.broadcast_to(b.convert(src, x.dtype), (*x.shape[:dim], length, *x.shape[dim + 1 :]))
     if length == 0:
         return x
     if step == 1 or length == 1:
@@ -207,9 +205,7 @@ def slice_backward(
 
 
 @lower("aten.select_backward.default")
-def select_backward(
-    b: OpBuilder, grad: Value, sizes: Sequence[int], dim: int, index: int
-) -> Value:
+def select_backward(b: OpBuilder, grad: Value, sizes: Sequence[int], dim: int, index: int) -> Value:
     dim = canonical_dim(dim, len(sizes))
     return _dilated(b, b.unsqueeze(grad, dim), dim, index % sizes[dim], 1, sizes[dim], 0)
 
@@ -306,9 +302,7 @@ def _addresses(b: OpBuilder, size: Sequence[int], stride: Sequence[int], offset:
     return where
 
 
-def _check_strided(
-    x: Value, size: Sequence[int], stride: Sequence[int], offset: int
-) -> None:
+def _check_strided(x: Value, size: Sequence[int], stride: Sequence[int], offset: int) -> None:
     last = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
     if last >= x.numel or offset < 0:
         raise RuntimeError(

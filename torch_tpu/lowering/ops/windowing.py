@@ -12,9 +12,7 @@ from torch_tpu.lowering.registry import lower
 from torch_tpu.lowering.types import Value, canonical_dim, opmath_dtype
 
 
-def _positions(
-    b: OpBuilder, shape: tuple[int, int], steps: tuple[int, int]
-) -> Value:
+def _positions(b: OpBuilder, shape: tuple[int, int], steps: tuple[int, int]) -> Value:
     """A table i * steps[0] + j * steps[1] of element positions."""
     rows = b.mul(b.iota(shape, 0, torch.int32), steps[0])
     return b.add(rows, b.mul(b.iota(shape, 1, torch.int32), steps[1]))
@@ -91,9 +89,7 @@ def im2col(
     n = x.rank - 3
     pads = [0] * (n + 1) + list(padding)
     x = b.pad(x, 0, pads, pads)
-    counts = [
-        _extent(x.shape[n + 1 + i], kernel_size[i], dilation[i], stride[i]) for i in range(2)
-    ]
+    counts = [_extent(x.shape[n + 1 + i], kernel_size[i], dilation[i], stride[i]) for i in range(2)]
     for i in (1, 0):
         table = _positions(b, (kernel_size[i], counts[i]), (dilation[i], stride[i]))
         x = gather_rows(b, x, n + 1 + i, table)
