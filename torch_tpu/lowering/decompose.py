@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import torch
 import torch._refs  # noqa: F401  (its import registers reference decompositions)
 from torch._decomp import global_decomposition_table
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
@@ -77,7 +82,7 @@ def trace_decomposition(
             trimmed = {k: v for k, v in kwargs.items() if v is not None}
             return decomposition(*args, **trimmed)
 
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+    with _data_independent(overload), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         fakes = []
         for value in inputs:
             fakes.append(torch.empty(value.shape, dtype=value.dtype))
@@ -89,6 +94,15 @@ def trace_decomposition(
         if node.op == "call_function" and node.target is overload:
             raise NotImplementedError(f"{overload}: its decomposition calls itself")
     return module, inputs
+
+
+@contextmanager
+def _data_independent(overload: Any) -> Iterator[None]:
+    """A decomposition that looks at values cannot become part of a program."""
+    try:
+        yield
+    except (DynamicOutputShapeException, DataDependentOutputException) as error:
+        raise NotImplementedError(f"{overload}: its decomposition reads values ({error})") from None
 
 
 def _trace(fn: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> torch.fx.GraphModule:

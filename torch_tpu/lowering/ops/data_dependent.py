@@ -147,7 +147,7 @@ def unique_padded(
     else:
         (key,) = b.sort([key], 0, b.total_less, stable=False)
     packed, group, lengths, count = _groups(b, key, return_counts)
-    inverse = None
+    inverse: Value | None = None
     if return_inverse:
         zero = b.constant(0, torch.int64, (n,))
         inverse = scatter_flat(b, zero, places, group, "set", unique=True)
@@ -193,7 +193,7 @@ def unique_dim_padded(
         places = _lexicographic_order(b, flat)
         flat = gather_rows(b, flat, 0, places)
     packed, group, lengths, count = _groups(b, flat, return_counts)
-    inverse = group if return_inverse else None
+    inverse: Value | None = group if return_inverse else None
     if return_inverse and places is not None:
         zero = b.constant(0, torch.int64, (n,))
         inverse = scatter_flat(b, zero, places, group, "set", unique=True)

@@ -15,6 +15,7 @@ from torch_tpu.lowering.ops.addressing import (
     checked_index,
     cumulative_sum,
     gather_rows,
+    gather_windows,
     index_dtype,
     linear_address,
     scatter_flat,
@@ -105,6 +106,8 @@ def _gather_at(b: OpBuilder, x: Value, at: Selection) -> Value:
         return b.constant(0, x.dtype, at.result_shape(x.shape))
     dtype = max((p.dtype for p in at.parts), key=lambda d: d.itemsize)
     where = b.stack([b.convert(p, dtype) for p in at.parts], len(at.batch))
+    if at.adjacent:
+        return gather_windows(b, x, at.dims[0], where)
     return b.gather(
         x,
         where,
