@@ -206,8 +206,9 @@ def multinomial(weights: Any, samples: int, replacement: bool = False, *_: Any) 
     if not 0 < len(weights.shape) <= 2:
         raise RuntimeError("prob_dist must be 1 or 2 dim")
     if not weights.dtype.is_floating_point:
+        name = _name(weights.dtype)
         raise RuntimeError(
-            f"multinomial only supports floating-point dtypes for input, got: {_name(weights.dtype)}"
+            f"multinomial only supports floating-point dtypes for input, got: {name}"
         )
     if samples <= 0:
         raise RuntimeError("cannot sample n_sample <= 0 samples")
@@ -229,9 +230,8 @@ def randperm(n: int, *values: Any) -> None:
         if n > largest:
             raise RuntimeError(f"n cannot be greater than {largest} for {_name(dtype)} type.")
     elif n > torch.iinfo(dtype).max:
-        raise RuntimeError(
-            f"value cannot be converted to type {str(dtype).removeprefix('torch.')}_t without overflow"
-        )
+        name = str(dtype).removeprefix("torch.")
+        raise RuntimeError(f"value cannot be converted to type {name}_t without overflow")
 
 
 @check("aten.native_dropout.default")

@@ -122,7 +122,7 @@ class RandomMixin(_Base):
         return self.mul(inverse, math.sqrt(2.0))
 
     def _erf_inv_f32(self, x: Value) -> Value:
-        """erf_inv on (-1, 1) by Giles, "Approximating the erfinv function" (2012), single precision.
+        """erf_inv on (-1, 1) by Giles, "Approximating the erfinv function" (2012), in float32.
 
         chlo's form takes log1p(-x*x), which costs twice as much as a logarithm of the product.
         """

@@ -231,6 +231,7 @@ def compile_call(
     check_call(name, args)
     written = written_arguments(overload)
     check_overlap(overload, args, written)
+    check_broadcast(overload, args)
     try:
         return _plan(overload, args, storages, written, n_ints, n_floats)
     except NotImplementedError as error:
@@ -266,6 +267,30 @@ def check_overlap(overload: Any, args: Sequence[Any], written: Sequence[int]) ->
                     "to a single memory location. Please clone() the tensor before performing the "
                     "operation."
                 )
+
+
+def check_broadcast(overload: Any, args: Sequence[Any]) -> None:
+    """Operands of a pointwise op must broadcast; PyTorch's reference kernels word it differently."""
+    lowering = registry.find(overload)
+    if lowering is None and overload._schema.is_mutable:
+        variant = functional_variant(overload)
+        lowering = registry.find(variant.functional) if variant is not None else None
+    if lowering is None or not lowering.broadcast:
+        return
+    shape: tuple[int, ...] = ()
+    for argument, arg in zip(overload._schema.arguments, args, strict=True):
+        if not isinstance(arg, TensorArg) or argument.is_out:
+            continue
+        rank = max(len(shape), len(arg.sizes))
+        a = (1,) * (rank - len(shape)) + shape
+        c = (1,) * (rank - len(arg.sizes)) + arg.sizes
+        for d, (m, n) in enumerate(zip(a, c, strict=True)):
+            if m != n and m != 1 and n != 1:
+                raise RuntimeError(
+                    f"The size of tensor a ({m}) must match the size of tensor b ({n}) at "
+                    f"non-singleton dimension {d}"
+                )
+        shape = tuple(n if m == 1 else m for m, n in zip(a, c, strict=True))
 
 
 def _run_meta(overload: Any, args: Sequence[Any]) -> tuple[Any, list[Any]]:
@@ -335,19 +360,17 @@ def _plan(
 
     mutated = _undeclared_mutations(lowering, schema, args)
     finished: list[tuple[Value, Output | TensorArg]] = []
-    if written:
-        for target, value in zip(targets, outs, strict=False):
-            finished.append((_fit(b, overload, value, target), target))
+    # New results come first, then the new values of what is written.
+    if results is None:
+        fresh = [None] * (len(outs) - len(targets) - len(mutated))
     else:
-        fresh = _flatten(results) if results is not None else [None] * len(outs)
-        fresh = [f for f in fresh if f is not None] if results is not None else fresh
-        extra = outs[len(fresh) :]
-        for value, meta in zip(outs, fresh, strict=False):
-            finished.append(_new_output(b, value, meta))
-        for target, value in zip(mutated, extra, strict=True):
-            finished.append((_fit(b, overload, value, target), target))
+        fresh = _new_results(schema, results)
+    for value, meta in zip(outs, fresh, strict=False):
+        finished.append(_new_output(b, value, meta))
+    for target, value in zip([*targets, *mutated], outs[len(fresh) :], strict=False):
+        finished.append((_fit(b, overload, value, target), target))
     _finish(plan, b, storages, finished)
-    plan.returns = _returns(overload, args, results, len(plan.outputs), written)
+    plan.returns = _returns(overload, results, written)
     return plan
 
 
@@ -365,6 +388,16 @@ def _undeclared_mutations(lowering: Any, schema: Any, args: list[Any]) -> list[T
         return []
     by_name = {a.name: args[i] for i, a in enumerate(schema.arguments)}
     return [by_name[n] for n in lowering.mutates if isinstance(by_name.get(n), TensorArg)]
+
+
+def _new_results(schema: Any, results: Any) -> list[torch.Tensor]:
+    """The tensors among an op's meta results that are not arguments it has written."""
+    items = results if len(schema.returns) > 1 else [results]
+    out: list[torch.Tensor] = []
+    for r, item in zip(schema.returns, items, strict=False):
+        if r.alias_info is None:
+            out += [t for t in _flatten(item) if t is not None]
+    return out
 
 
 def _flatten(value: Any) -> list[Any]:
@@ -564,25 +597,19 @@ def eliminate_dead_lines(lines: Sequence[str], live: Sequence[str]) -> list[str]
 
 
 def _returns(
-    overload: Any, args: list[Any], results: Any, n_outputs: int, written: tuple[int, ...]
+    overload: Any, results: Any, written: tuple[int, ...]
 ) -> list[Return]:
     schema = overload._schema
-    if written:
-        out = []
-        by_alias = {
-            frozenset(schema.arguments[i].alias_info.before_set): i for i in written
-        }
-        for r in schema.returns:
-            if r.alias_info is None:
-                raise LoweringError(f"{overload}: a mutating op that also returns new tensors")
-            out.append(Return("argument", by_alias[frozenset(r.alias_info.before_set)]))
-        return out
-    returns, position = [], 0
+    by_alias = {frozenset(schema.arguments[i].alias_info.before_set): i for i in written}
+    returns: list[Return] = []
+    position = 0
     items = results if isinstance(results, (tuple, list)) and len(schema.returns) > 1 else [results]
     if results is None:
         items = [Ellipsis] * len(schema.returns)
     for r, item in zip(schema.returns, items, strict=True):
-        if isinstance(item, (list, tuple)):
+        if r.alias_info is not None:
+            returns.append(Return("argument", by_alias[frozenset(r.alias_info.before_set)]))
+        elif isinstance(item, (list, tuple)):
             returns.append(Return("list", 0, tuple(range(position, position + len(item)))))
             position += len(item)
         elif item is None:

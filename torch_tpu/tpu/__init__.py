@@ -67,6 +67,11 @@ class _TpuModule(types.ModuleType):
         numerics.set_allow_excess_precision(allow)
 
     @property
+    def _initialized(self) -> bool:
+        """For torch.utils.checkpoint, which saves the random state of initialised devices only."""
+        return devices.is_initialized()
+
+    @property
     def default_generators(self) -> tuple[torch.Generator, ...]:
         return random.default_generators()
 

@@ -1,7 +1,7 @@
 """Chebyshev series of special functions, and their evaluation.
 
-Each table interpolates its function at the Chebyshev points of [-1, 1] (computed with 50 digits) and
-stops where the coefficients fall below float64's rounding.
+Each table interpolates its function at the Chebyshev points of [-1, 1], computed with 50 digits,
+and stops where the coefficients fall below float64's rounding.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch_tpu.lowering.types import Value
 
 
 def chebyshev(b: OpBuilder, table: Sequence[float], t: Value) -> Value:
-    """Sum of ``table[k] * T_k(t)`` by Clenshaw's recurrence; terms below ``t``'s precision drop out."""
+    """Sum of ``table[k] * T_k(t)`` by Clenshaw's recurrence; terms below ``t``'s precision drop."""
     smallest = max(map(abs, table)) * torch.finfo(t.dtype).eps / 16
     count = max(k for k, c in enumerate(table) if abs(c) > smallest) + 1
     twice = b.mul(t, 2.0)
@@ -27,8 +27,9 @@ def chebyshev(b: OpBuilder, table: Sequence[float], t: Value) -> Value:
     return b.add(b.sub(b.mul(t, current), before), table[0])
 
 
-# Modified Bessel functions. SMALL of I is exp(-x) I0(x) and exp(-x) I1(x) / x over [0, 8] in x/4 - 1;
-# LARGE is sqrt(x) exp(-x) I(x) over [8, inf) in 16/x - 1.
+# fmt: off
+# Modified Bessel functions. SMALL of I is exp(-x) I0(x) and exp(-x) I1(x) / x over [0, 8] in
+# x/4 - 1; LARGE is sqrt(x) exp(-x) I(x) over [8, inf) in 16/x - 1.
 I0_SMALL = (
     0.33839763720473803, -0.3046826723431984, 0.17162090152220877, -0.09490109704804764,
     0.04930528423967071, -0.02373741480589947, 0.010546460394594998, -0.004324309995050576,
@@ -99,8 +100,8 @@ K1_LARGE = (
     -5.7567444820733025e-18,
 )
 
-# Bessel functions. SMALL over [0, 8] in x*x/32 - 1: J0(x), J1(x) / x, and what Y0(x), Y1(x) / x leave
-# without their logarithm and pole; P and x/8 Q over [8, inf) in 128/(x*x) - 1 (DLMF 10.17).
+# Bessel functions. SMALL over [0, 8] in x*x/32 - 1: J0(x), J1(x) / x, and what Y0(x), Y1(x) / x
+# leave without their logarithm and pole; P and x/8 Q over [8, inf) in 128/(x*x) - 1 (DLMF 10.17).
 J0_SMALL = (
     0.15772797147489012, -0.008723442352852221, 0.2651786132033368, -0.37009499387264977,
     0.15806710233209725, -0.034893769411408884, 0.004819180069467605, -0.00046062616620627504,
@@ -164,8 +165,8 @@ ERFCX = (
     5.068148904796111e-17,
 )
 
-# Ai over [-4, 2] in (x + 1) / 3; 2 sqrt(pi) x^(1/4) exp(z) Ai(x) over [2, inf) in 2 z(2)/z - 1; the two
-# parts of the oscillation over (-inf, -4] in 2 (z(4)/z)**2 - 1; z = 2/3 |x|^(3/2) (DLMF 9.7).
+# Ai over [-4, 2] in (x + 1) / 3; 2 sqrt(pi) x^(1/4) exp(z) Ai(x) over [2, inf) in 2 z(2)/z - 1; the
+# two parts of the oscillation over (-inf, -4] in 2 (z(4)/z)**2 - 1; z = 2/3 |x|^(3/2) (DLMF 9.7).
 AIRY_MIDDLE = (
     0.06078525685079726, 0.18996030881729123, -0.250924387032336, -0.09512014013503055,
     0.20236324198370076, -0.06418728306305249, -0.026814703186039963, 0.024051904281273857,

@@ -202,9 +202,7 @@ def fmin(b: OpBuilder, x: Operand, y: Operand) -> Value:
 
 
 @pointwise("aten.clamp", opmath=False)
-def clamp(
-    b: OpBuilder, x: Value, low: Operand | None = None, high: Operand | None = None
-) -> Value:
+def clamp(b: OpBuilder, x: Value, low: Operand | None = None, high: Operand | None = None) -> Value:
     return b.clamp(x, low, high)
 
 

@@ -181,7 +181,8 @@ def y1(b: OpBuilder, x: Value) -> Value:
 def spherical_j0(b: OpBuilder, x: Value) -> Value:
     """sin(x) / x; 1 at 0 and 0 at infinity."""
     out = b.div(b.sin(x), x)
-    out = b.select(b.lt(b.abs(x), 1e-4), b.sub(b.constant(1.0, x.dtype), b.div(b.mul(x, x), 6.0)), out)
+    series = b.sub(b.constant(1.0, x.dtype), b.div(b.mul(x, x), 6.0))
+    out = b.select(b.lt(b.abs(x), 1e-4), series, out)
     return b.select(b.is_inf(x), 0, out)
 
 

@@ -90,6 +90,8 @@ def linalg_cholesky_ex(
     refuse_check("linalg.cholesky_ex", check_errors)
     with full_precision(b):
         matrix = as_batch(b, a)
+        if matrix.numel == 0:
+            return a, b.constant(0, torch.int32, a.shape[:-2])
         matrix = tril(b, adjoint(b, matrix) if upper else matrix)
         factor = cholesky_factor(b, matrix)
         failed = b.reduce(b.is_nan(diagonal(b, factor)), "or", [0, 1])

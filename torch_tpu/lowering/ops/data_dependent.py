@@ -184,9 +184,9 @@ def unique_dim_padded(
         # Slices without elements are all equal.
         zero = b.constant(0, torch.int64, (n,))
         first = b.eq(b.iota((n,), 0), 0)
-        lengths = b.select(first, n, 0)
+        sizes = b.select(first, n, 0) if return_counts else None
         kept = b.constant(min(n, 1), torch.int64)
-        return x, zero, lengths if return_counts else b.constant(0, torch.int64, (0,)), kept
+        return x, *_finish(b, zero if return_inverse else None, sizes), kept
     flat = b.reshape(rows, (n, x.numel // n))
     places = None
     if not consecutive:

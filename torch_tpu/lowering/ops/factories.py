@@ -36,7 +36,7 @@ def zeros(b: OpBuilder, *_: object) -> Value:
     return _result(b, 0)
 
 
-@lower("prims.empty_strided", "prims.empty_permuted")
+@lower("prims.empty", "prims.empty_strided", "prims.empty_permuted")
 def empty_prim(b: OpBuilder, *_: object, requires_grad: bool = False) -> Value:
     return _result(b, 0)
 
@@ -46,8 +46,16 @@ def ones(b: OpBuilder, *_: object) -> Value:
     return _result(b, 1)
 
 
-@lower("aten.full", "aten.full_like", "aten.fill", "aten.new_full.default", "prims.fill")
-def full(b: OpBuilder, *args: Operand | Sequence[int]) -> Value:
+@lower(
+    "aten.full",
+    "aten.full_like",
+    "aten.fill",
+    "aten.new_full",
+    "prims.full",
+    "prims.full_like",
+    "prims.fill",
+)
+def full(b: OpBuilder, *args: Operand, requires_grad: bool = False) -> Value:
     """The last argument is the value: a number or a 0-d tensor."""
     return _result(b, args[-1])
 
@@ -57,13 +65,12 @@ lower("aten.scalar_tensor", "prims.scalar_tensor")(_result)
 # -- ranges ------------------------------------------------------------------------------------
 
 
-def _progression(b: OpBuilder, start: Operand, step: Operand) -> Value:
+def _progression(b: OpBuilder, start: float, step: float) -> Value:
     """start, start + step, … of the result's length and dtype; static start and step."""
     (length,), dtype = b.out_shape, b.out_dtype
-    whole = all(isinstance(v, int) or float(v).is_integer() for v in (start, step))
-    if dtype in INTEGRAL and whole:
-        count = b.iota((length,), 0, dtype)
-        return b.add(b.mul(count, int(step)), int(start))
+    if dtype in INTEGRAL:  # both are truncated first
+        return b.add(b.mul(b.iota((length,), 0, dtype), int(step)), int(start))
+    whole = all(float(v).is_integer() for v in (start, step))
     largest = abs(start) + abs(step) * length
     # Fractional steps are counted in float64 as PyTorch does, so that rounding happens once.
     exact = whole and largest < 2**24
@@ -76,17 +83,17 @@ _STATIC_RANGE = ("start", "end", "step")
 
 
 @lower("aten.arange.default", static=_STATIC_RANGE)
-def arange(b: OpBuilder, end: Operand) -> Value:
+def arange(b: OpBuilder, end: float) -> Value:
     return _progression(b, 0, 1)
 
 
 @lower("aten.arange.start", "aten.range.default", static=_STATIC_RANGE)
-def arange_start(b: OpBuilder, start: Operand, end: Operand) -> Value:
+def arange_start(b: OpBuilder, start: float, end: float) -> Value:
     return _progression(b, start, 1)
 
 
 @lower("aten.arange.start_step", "aten.range.step", static=_STATIC_RANGE)
-def arange_step(b: OpBuilder, start: Operand, end: Operand, step: Operand = 1) -> Value:
+def arange_step(b: OpBuilder, start: float, end: float, step: float = 1) -> Value:
     return _progression(b, start, step)
 
 
@@ -95,8 +102,12 @@ def iota(b: OpBuilder, length: int, *, start: int, step: int, requires_grad: boo
     return _progression(b, start, step)
 
 
-def _interpolate(b: OpBuilder, start: Operand, end: Operand, steps: int, dtype: torch.dtype) -> Value:
+def _interpolate(
+    b: OpBuilder, start: Operand, end: Operand, steps: int, dtype: torch.dtype
+) -> Value:
     """``steps`` points from start to end inclusive, counted from the nearer end."""
+    if b.out_dtype in INTEGRAL:  # the ends are truncated first
+        start, end = (b.as_value(v, b.out_dtype) for v in (start, end))
     start, end = (b.reshape(b.as_value(v, dtype), ()) for v in (start, end))
     if steps == 1:
         return b.reshape(start, (1,))
@@ -122,9 +133,7 @@ def linspace(b: OpBuilder, start: Operand, end: Operand, steps: int) -> Value:
 
 
 @lower("aten.logspace")
-def logspace(
-    b: OpBuilder, start: Operand, end: Operand, steps: int, base: Operand = 10.0
-) -> Value:
+def logspace(b: OpBuilder, start: Operand, end: Operand, steps: int, base: Operand = 10.0) -> Value:
     """base ** linspace(start, end)."""
     dtype = _point_dtype(b)
     exponent = _interpolate(b, start, end, steps, dtype)

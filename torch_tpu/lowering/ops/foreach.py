@@ -126,8 +126,8 @@ def _register(foreach: Any) -> None:
             outs.append(emit_op(b, element, positional, keywords, [spec]))
         return outs
 
-    name = foreach._schema.name.replace("::", ".") + "." + (
-        foreach._schema.overload_name or "default"
+    name = (
+        foreach._schema.name.replace("::", ".") + "." + (foreach._schema.overload_name or "default")
     )
     static = _STATIC.get(foreach._schema.name.removeprefix(_PREFIX) + "." + foreach._overloadname)
     lower(name, static=() if static is None else (static,))(run)

@@ -66,10 +66,15 @@ def _eliminate(b: OpBuilder, a: Value, columns: int, pivot: bool) -> Factors:
     """Factor the first ``columns`` columns of ``a`` [batch, m, n], updating all of them."""
     batch, m, n = a.shape
     rows = b.iota((batch, m, 1), 1, torch.int32)
+    if 0 in (batch, columns):
+        return Factors(
+            a,
+            b.constant(0, torch.int32, (batch, columns)),
+            b.reshape(rows, (batch, m)),
+            b.constant(0, torch.int32, (batch,)),
+        )
 
-    def column_step(
-        step: Value, a: Value, pivots: Value, order: Value, info: Value
-    ) -> list[Value]:
+    def column_step(step: Value, a: Value, pivots: Value, order: Value, info: Value) -> list[Value]:
         k = b.broadcast_to(b.convert(step, torch.int32), (batch,))
         at = b.iota(a.shape, 1, torch.int32)
         column = b.dynamic_slice(a, [0, 0, step], [batch, m, 1])
@@ -170,7 +175,7 @@ def _permutation(b: OpBuilder, order: Value, dtype: torch.dtype) -> Value:
 
 
 def _unpack(b: OpBuilder, lu: Value) -> tuple[Value, Value]:
-    batch, m, n = lu.shape
+    _, m, n = lu.shape
     k = min(m, n)
     left = tril(b, b.slice_dim(lu, 2, 0, k), -1)
     return b.add(left, eye(b, left.shape, lu.dtype)), triu(b, b.slice_dim(lu, 1, 0, k))
@@ -178,6 +183,8 @@ def _unpack(b: OpBuilder, lu: Value) -> tuple[Value, Value]:
 
 def lu_solve(b: OpBuilder, lu: Value, order: Value, y: Value, adjoint_system: bool) -> Value:
     """x with a x = y, or a^H x = y, for the factors of a square ``a``."""
+    if y.numel == 0:
+        return y
     if not adjoint_system:
         half = b.triangular_solve(lu, permute_rows(b, y, order), unit_diagonal=True)
         return b.triangular_solve(lu, half, lower=False)

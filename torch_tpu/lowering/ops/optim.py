@@ -19,7 +19,7 @@ _DOUBLE = torch.float64
 
 
 def _lists(count: int) -> Callable[..., list[tuple[tuple[int, ...], torch.dtype]]]:
-    """The results look like the tensors of the first ``count`` arguments (most have no meta kernel)."""
+    """The results look like the first ``count`` lists (most overloads have no meta kernel)."""
     return lambda *values: [(v.shape, v.dtype) for column in values[:count] for v in column]
 
 

@@ -1,4 +1,4 @@
-"""Elementwise functions of one tensor: powers, exponentials, trigonometry, rounding, tests, parts."""
+"""Elementwise functions of one tensor: exponentials, trigonometry, rounding, tests, parts."""
 
 from __future__ import annotations
 
@@ -295,7 +295,7 @@ def ldexp(b: OpBuilder, x: Value, other: Operand) -> Value:
     """x * 2**other."""
     if not isinstance(other, Value):
         other = b.constant(other, torch.float64 if isinstance(other, float) else torch.int64)
-    if other.is_float:
+    if other.is_float or other.is_complex:
         return b.mul(x, exp2(b, b.convert(other, x.dtype)))
     if x.is_complex:
         scale = power_of_two(b, b.convert(other, torch.int32), real_dtype(x.dtype))

@@ -11,9 +11,7 @@ from torch_tpu.lowering.types import Value
 def reflectors(b: OpBuilder, a: Value) -> tuple[Value, Value]:
     """LAPACK's geqrf of ``a`` [batch, m, n]: R over the reflectors, and tau [batch, min(m, n)]."""
     batch, m, n = a.shape
-    packed, tau = b.custom_call(
-        "Qr", [a], [(a.shape, a.dtype), ((batch, min(m, n)), a.dtype)]
-    )
+    packed, tau = b.custom_call("Qr", [a], [(a.shape, a.dtype), ((batch, min(m, n)), a.dtype)])
     return packed, tau
 
 

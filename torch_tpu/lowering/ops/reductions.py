@@ -96,9 +96,7 @@ def amin(b: OpBuilder, x: Value, dim: Dims = None, keepdim: bool = False) -> Val
 
 
 @lower("aten.aminmax")
-def aminmax(
-    b: OpBuilder, x: Value, dim: Dims = None, keepdim: bool = False
-) -> tuple[Value, Value]:
+def aminmax(b: OpBuilder, x: Value, dim: Dims = None, keepdim: bool = False) -> tuple[Value, Value]:
     return reduced(b, x, "min", dim), reduced(b, x, "max", dim)
 
 
@@ -156,9 +154,7 @@ def argmin(b: OpBuilder, x: Value, dim: int | None = None, keepdim: bool = False
 # -- moments ---------------------------------------------------------------------------------
 
 
-def moments(
-    b: OpBuilder, x: Value, dim: Dims, correction: float | None
-) -> tuple[Value, Value]:
+def moments(b: OpBuilder, x: Value, dim: Dims, correction: float | None) -> tuple[Value, Value]:
     """Variance (real) and mean over ``dim`` by two passes, in the dtype PyTorch computes in.
 
     The divisor is ``max(n - correction, 0)``; ``correction`` None means 1.

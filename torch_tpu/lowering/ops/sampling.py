@@ -29,7 +29,7 @@ def _reject(
     parameters: Sequence[Value],
     attempt: Callable[..., tuple[Value, Value, Value]],
 ) -> Value:
-    """Redraw until all are settled: ``attempt(state, *parameters)`` gives (state, accepted, new)."""
+    """Redraw until all are settled; ``attempt(state, *parameters)`` is (state, accepted, new)."""
 
     def pending(state: Value, done: Value, *_: Value) -> Value:
         return b.not_(b.reduce(done, "and", range(done.rank)))

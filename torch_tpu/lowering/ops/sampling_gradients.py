@@ -65,6 +65,17 @@ def _beta_integrand(
 _INTEGRANDS = {"gamma": _gamma_integrand, "beta": _beta_integrand}
 
 
+def _log_less_digamma(b: OpBuilder, a: Value) -> Value:
+    """log(a) - digamma(a), from the asymptotic series where the difference would cancel."""
+    large = b.gt(a, 16.0)
+    inverse = b.div(1.0, b.select(large, a, 16.0))
+    square = b.mul(inverse, inverse)
+    tail = b.add(b.mul(square, -1.0 / 252.0), 1.0 / 120.0)
+    tail = b.sub(1.0 / 12.0, b.mul(square, tail))
+    series = b.add(b.mul(inverse, 0.5), b.mul(square, tail))
+    return b.select(large, series, b.sub(b.log(a), b.digamma(a)))
+
+
 @lower("aten._standard_gamma_grad", specs=lambda alpha, *_: [(alpha.shape, alpha.dtype)])
 def standard_gamma_grad(b: OpBuilder, alpha: Value, sample: Value) -> Value:
     """dz / d alpha for a sample z of Gamma(alpha, 1)."""
@@ -75,11 +86,15 @@ def standard_gamma_grad(b: OpBuilder, alpha: Value, sample: Value) -> Value:
     z = b.select(positive, drawn, 1.0)
     below = b.lt(z, a)
     side = b.select(below, b.constant(-1.0, work), b.constant(1.0, work))
-    gap = b.mul(side, b.sub(b.log(z), b.digamma(a)))
+    offset = b.div(b.sub(z, a), a)
+    near = b.lt(b.abs(offset), 0.5)
+    log_ratio = b.select(near, b.log1p(b.select(near, offset, 0.0)), b.sub(b.log(z), b.log(a)))
+    gap = b.mul(side, b.add(log_ratio, _log_less_digamma(b, a)))
     scale = b.div(1.0, b.add(b.abs(b.sub(a, z)), b.sqrt(z)))
-    # Above a small alpha the density is cut off where exp(s) reaches 1 / z.
+    # A small sample has no bell to either side: below it the density falls as exp(-a s), above it
+    # is cut off where exp(s) reaches 1 / z.
     cut = b.minimum(scale, b.log1p(b.div(1.0, z)))
-    scale = b.select(b.and_(b.not_(below), b.lt(z, 1.0)), cut, scale)
+    scale = b.select(b.lt(z, 1.0), b.select(below, b.div(1.0, a), cut), scale)
     integral = _quadrature(b, scale, [a, z, gap, side], "gamma")
     return b.convert(b.select(positive, b.mul(z, integral), 0.0), alpha.dtype)
 

@@ -60,9 +60,10 @@ def _sort_packed(b: OpBuilder, x: Value, dim: int, descending: bool) -> tuple[Va
 
 def _sort_pairs(b: OpBuilder, x: Value, dim: int, descending: bool) -> tuple[Value, Value]:
     """Sort with value and position as two operands, for any real dtype."""
-    position = b.iota(x.shape, dim, torch.int64)
+    narrow = torch.int32 if x.shape[dim] < 2**31 else torch.int64
+    position = b.iota(x.shape, dim, narrow)
     value, where = b.sort([x, position], dim, lambda a, c, *_: b.total_less(a, c, descending))
-    return value, where
+    return value, b.convert(where, torch.int64)
 
 
 def sort_with_positions(
@@ -76,7 +77,7 @@ def sort_with_positions(
         return b.convert(value, torch.bool), where
     if x.shape[dim] < 2**31 and x.dtype.itemsize <= 4 and x.dtype is not torch.uint32:
         return _sort_packed(b, x, dim, descending)
-    if x.dtype is not torch.int64 or not 2**10 <= x.numel or x.shape[dim] >= 2**31:
+    if x.dtype is not torch.int64 or x.numel < 2**10 or x.shape[dim] >= 2**31:
         return _sort_pairs(b, x, dim, descending)
     # Most integers are small: look, and take the fast way when all fit in 32 bits.
     every = range(x.rank)

@@ -1,4 +1,4 @@
-"""Symmetric eigenvalues and singular values."""
+"""Singular values and Hermitian eigenvalues."""
 
 from __future__ import annotations
 
@@ -22,37 +22,6 @@ from torch_tpu.lowering.registry import lower
 from torch_tpu.lowering.types import Value, real_dtype
 
 _MAX_SWEEPS = 40
-
-
-# -- eigenvalues of Hermitian matrices -------------------------------------------------------
-
-
-def _hermitian(b: OpBuilder, a: Value, lower_half: bool) -> Value:
-    """The Hermitian matrix that one triangle of ``a`` stands for."""
-    half = tril(b, a, -1) if lower_half else adjoint(b, triu(b, a, 1))
-    entries = b.convert(b.real(diagonal(b, a)), a.dtype)
-    main = b.mul(eye(b, a.shape, a.dtype), b.broadcast_in_dim(entries, a.shape, [0, 2]))
-    return b.add(b.add(half, adjoint(b, half)), main)
-
-
-@lower("aten._linalg_eigh")
-def linalg_eigh(
-    b: OpBuilder, a: Value, UPLO: str = "L", compute_v: bool = True
-) -> tuple[Value, Value]:
-    (values_shape, real), (vectors_shape, _) = b.results
-    matrix = _hermitian(b, as_batch(b, a), UPLO.upper() == "L")
-    # The call's options: lower triangle, ascending order, most sweeps, tolerance.
-    tolerance = torch.finfo(real).eps
-    with full_precision(b):
-        vectors, values = b.custom_call(
-            "Eigh",
-            [matrix],
-            [(matrix.shape, a.dtype), (matrix.shape[:2], real)],
-            f'backend_config = "1,1,100,{tolerance}"',
-        )
-    if not compute_v:
-        return b.reshape(values, values_shape), b.constant(0, a.dtype, vectors_shape)
-    return b.reshape(values, values_shape), b.reshape(vectors, vectors_shape)
 
 
 # -- singular values by one-sided Jacobi -----------------------------------------------------
@@ -225,3 +194,47 @@ def linalg_svd(
         return b.constant(0, a.dtype, u_shape), values, b.constant(0, a.dtype, v_shape)
     u, v = (v, u) if wide else (u, v)
     return b.reshape(u, u_shape), values, b.reshape(adjoint(b, v), v_shape)
+
+
+# -- eigenvalues of Hermitian matrices -------------------------------------------------------
+
+
+def _hermitian(b: OpBuilder, a: Value, lower_half: bool) -> Value:
+    """The Hermitian matrix that one triangle of ``a`` stands for."""
+    half = tril(b, a, -1) if lower_half else adjoint(b, triu(b, a, 1))
+    entries = b.convert(b.real(diagonal(b, a)), a.dtype)
+    main = b.mul(eye(b, a.shape, a.dtype), b.broadcast_in_dim(entries, a.shape, [0, 2]))
+    return b.add(b.add(half, adjoint(b, half)), main)
+
+
+def _eigh_by_call(b: OpBuilder, a: Value) -> tuple[Value, Value]:
+    """XLA's own eigensolver; its options: lower triangle, ascending, most sweeps, tolerance."""
+    specs = [(a.shape, a.dtype), (a.shape[:2], real_dtype(a.dtype))]
+    vectors, values = b.custom_call("Eigh", [a], specs, 'backend_config = "1,1,100,1e-6"')
+    return values, vectors
+
+
+def _eigh_by_jacobi(b: OpBuilder, a: Value) -> tuple[Value, Value]:
+    """Eigenpairs from the singular pairs of a + c, which is positive for c >= |eigenvalues|.
+
+    For double precision: XLA's eigensolver stops at 1e-8 there.
+    """
+    bound = b.reduce(b.reduce(b.abs(a), "add", [2]), "max", [1])
+    shift = b.mul(eye(b, a.shape, bound.dtype), b.broadcast_in_dim(bound, a.shape, [0]))
+    _, vectors, length = jacobi(b, b.add(a, b.convert(shift, a.dtype)))
+    values = b.sub(length, b.broadcast_in_dim(bound, length.shape, [0]))
+    return b.reverse(values, [1]), transposed(b, b.reverse(vectors, [1]))
+
+
+@lower("aten._linalg_eigh")
+def linalg_eigh(
+    b: OpBuilder, a: Value, UPLO: str = "L", compute_v: bool = True
+) -> tuple[Value, Value]:
+    (values_shape, real), (vectors_shape, _) = b.results
+    solve = _eigh_by_jacobi if real is torch.float64 else _eigh_by_call
+    with full_precision(b):
+        values, vectors = solve(b, _hermitian(b, as_batch(b, a), UPLO.upper() == "L"))
+    values = b.reshape(values, values_shape)
+    if not compute_v:
+        return values, b.constant(0, a.dtype, vectors_shape)
+    return values, b.reshape(vectors, vectors_shape)

@@ -103,9 +103,7 @@ def tally(b: OpBuilder, cell: Value, weight: Value | None, cells: int, dtype: to
     Entries outside [0, cells) count nowhere. Few cells are compared with every entry, which
     vectorises; many are scattered into.
     """
-    amount = (
-        b.constant(1, dtype, cell.shape) if weight is None else b.convert(weight, dtype)
-    )
+    amount = b.constant(1, dtype, cell.shape) if weight is None else b.convert(weight, dtype)
     if cells * cell.numel <= 1 << 20:
         grid = (cell.numel, cells)
         hit = b.eq(b.broadcast_in_dim(cell, grid, [0]), b.iota(grid, 1, cell.dtype))

@@ -1,0 +1,1 @@
+"""The native core through Python: storages, views, programs, copies, threads, leaks."""

@@ -1,0 +1,1 @@
+"""PyTorch's OpInfo database on the device, compared with the CPU."""

@@ -1,0 +1,6 @@
+"""Ops that do not agree with the CPU, each with its reason. Strict: an entry that passes is an error."""
+
+from __future__ import annotations
+
+# (op, dtype name) → reason
+EXPECTED_FAILURES: dict[tuple[str, str], str] = {}
