@@ -46,4 +46,11 @@ def _load() -> None:
 
 
 if not hasattr(torch, "tpu"):
-    _load()
+    try:
+        _load()
+    except ImportError:
+        # The command line has to start all the same, to say why the native core is missing.
+        from torch_tpu.cli.launch import started_as_module
+
+        if not started_as_module():
+            raise

@@ -5,17 +5,15 @@
 
 from __future__ import annotations
 
-import glob
 import importlib.util
 import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch_tpu.hardware import tpu_present
+
 log = logging.getLogger(__name__)
-
-_GOOGLE_PCI_VENDOR = "0x1ae0"
-
 
 @dataclass(frozen=True)
 class PluginChoice:
@@ -52,19 +50,6 @@ def cpu_plugin_path() -> str | None:
     directory = _module_dir("xla_plugins.xla_cpu_pjrt")
     path = directory / "xla_cpu_pjrt.so" if directory else None
     return str(path) if path is not None and path.is_file() else None
-
-
-def tpu_present() -> bool:
-    """Whether this machine has a TPU chip: a Google PCI device that a driver has claimed."""
-    if not (glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*")):
-        return False
-    for vendor in glob.glob("/sys/bus/pci/devices/*/vendor"):
-        try:
-            if Path(vendor).read_text().strip() == _GOOGLE_PCI_VENDOR:
-                return True
-        except OSError:
-            continue
-    return False
 
 
 def requested_devices(default: int) -> int:

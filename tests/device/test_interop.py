@@ -37,15 +37,18 @@ def test_python_conversions() -> None:
         x.item()
 
 
-def test_dlpack_is_refused() -> None:
+def test_dlpack_does_not_leave_the_process() -> None:
     # PJRT memory has no address another library could use.
     x = torch.ones(2, device="tpu")
     with pytest.raises((ValueError, BufferError, NotImplementedError)):
         torch.from_dlpack(x)
     with pytest.raises(RuntimeError, match="Unsupported device"):
         numpy.from_dlpack(x)
-    with pytest.raises((RuntimeError, BufferError, NotImplementedError)):
-        torch.from_dlpack(x.__dlpack__()).cpu()
+    same = torch.from_dlpack(x.__dlpack__())
+    x.fill_(3)
+    assert same.device == x.device and same.tolist() == [3, 3]
+    with pytest.raises((RuntimeError, NotImplementedError), match="tpu device"):
+        torch.from_dlpack(x[1:].__dlpack__()).cpu()
 
 
 def test_array_interface() -> None:

@@ -12,22 +12,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from torch_tpu.hardware import tpu_hardware
+
 PACKAGE = Path(__file__).resolve().parent.parent
 PROBE_SECONDS = 120
 LIBTPU = "libtpu==0.0.52"
 CPU_PLUGIN = "xla-cpu-pjrt==0.0.1"
 REBUILD = "run `make build`, or `pip install --no-build-isolation -e .`, in the checkout"
-
-# Vendor 0x1ae0 alone is not enough: network cards and disks of cloud machines carry it too.
-GOOGLE_VENDOR = "0x1ae0"
-TPU_DEVICE_IDS = {
-    "0x0027": "TPU v2 or v3",
-    "0x005e": "TPU v4",
-    "0x0062": "TPU v5p",
-    "0x0063": "TPU v5e",
-    "0x006f": "TPU v6e",
-    "0x0076": "TPU v7",
-}
 
 # Variables that change which plug-in is loaded or what it does.
 VARIABLE_PREFIXES = ("TORCH_TPU_", "TPU_", "LIBTPU_", "PJRT_", "XLA_")
@@ -78,21 +69,6 @@ def version(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
-
-
-def tpu_hardware(sys_root: Path = Path("/sys"), dev_root: Path = Path("/dev")) -> dict[str, Any]:
-    """TPU chips on the PCI bus and the device nodes they are reached through."""
-    chips = []
-    for device in sorted((sys_root / "bus/pci/devices").glob("*")):
-        try:
-            vendor = (device / "vendor").read_text().strip()
-            kind = TPU_DEVICE_IDS.get((device / "device").read_text().strip())
-        except OSError:
-            continue
-        if vendor == GOOGLE_VENDOR and kind:
-            chips.append(kind)
-    nodes = [*dev_root.glob("accel*"), *dev_root.glob("vfio/[0-9]*")]
-    return {"chips": chips, "device_nodes": sorted(str(node) for node in nodes)}
 
 
 def build_record(package: Path = PACKAGE) -> dict[str, Any] | None:

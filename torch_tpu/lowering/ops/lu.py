@@ -25,9 +25,10 @@ from torch_tpu.lowering.ops.matrices import (
     triu,
 )
 from torch_tpu.lowering.registry import lower
-from torch_tpu.lowering.types import Value
+from torch_tpu.lowering.types import Operand, Value
 
 _SINGLE_PANEL = 64
+_PANEL = 32
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,11 @@ def _magnitude(b: OpBuilder, x: Value) -> Value:
     return b.add(b.abs(b.real(x)), b.abs(b.imag(x))) if x.is_complex else b.abs(x)
 
 
-def _eliminate(b: OpBuilder, a: Value, columns: int, pivot: bool) -> Factors:
-    """Factor the first ``columns`` columns of ``a`` [batch, m, n], updating all of them."""
+def _eliminate(b: OpBuilder, a: Value, columns: int, offset: Operand, pivot: bool) -> Factors:
+    """Factor the first ``columns`` columns of ``a`` [batch, m, n], updating all of them.
+
+    The pivot of column ``j`` goes to row ``offset + j``; rows above stay as they are.
+    """
     batch, m, n = a.shape
     rows = b.iota((batch, m, 1), 1, torch.int32)
     if 0 in (batch, columns):
@@ -74,8 +78,11 @@ def _eliminate(b: OpBuilder, a: Value, columns: int, pivot: bool) -> Factors:
             b.constant(0, torch.int32, (batch,)),
         )
 
-    def column_step(step: Value, a: Value, pivots: Value, order: Value, info: Value) -> list[Value]:
-        k = b.broadcast_to(b.convert(step, torch.int32), (batch,))
+    def column_step(
+        step: Value, offset: Value, a: Value, pivots: Value, order: Value, info: Value
+    ) -> list[Value]:
+        line = b.add(offset, step)
+        k = b.broadcast_to(b.convert(line, torch.int32), (batch,))
         at = b.iota(a.shape, 1, torch.int32)
         column = b.dynamic_slice(a, [0, 0, step], [batch, m, 1])
         row = b.iota(column.shape, 1, torch.int32)
@@ -89,7 +96,7 @@ def _eliminate(b: OpBuilder, a: Value, columns: int, pivot: bool) -> Factors:
             chosen = k
         a = _exchange(b, a, at, k, chosen)
         order = _exchange(b, order, b.iota(order.shape, 1, torch.int32), k, chosen)
-        top = b.dynamic_slice(a, [0, step, 0], [batch, 1, n])
+        top = b.dynamic_slice(a, [0, line, 0], [batch, 1, n])
         column = b.dynamic_slice(a, [0, 0, step], [batch, m, 1])
         head = b.dynamic_slice(top, [0, 0, step], [batch, 1, 1])
         singular = b.eq(head, 0)
@@ -97,61 +104,73 @@ def _eliminate(b: OpBuilder, a: Value, columns: int, pivot: bool) -> Factors:
         factor = b.select(b.gt(row, spread_k), b.div(column, divisor), 0)
         update = b.mul(b.broadcast_to(factor, a.shape), b.broadcast_to(top, a.shape))
         across = b.iota(a.shape, 2, torch.int32)
-        spread_k = b.broadcast_in_dim(k, a.shape, [0])
-        below = b.gt(at, spread_k)
-        a = b.select(b.and_(below, b.gt(across, spread_k)), b.sub(a, update), a)
-        here = b.and_(below, b.eq(across, spread_k))
-        a = b.select(here, b.broadcast_to(factor, a.shape), a)
+        here = b.broadcast_to(b.convert(step, torch.int32), a.shape)
+        below = b.gt(at, b.broadcast_in_dim(k, a.shape, [0]))
+        a = b.select(b.and_(below, b.gt(across, here)), b.sub(a, update), a)
+        a = b.select(b.and_(below, b.eq(across, here)), b.broadcast_to(factor, a.shape), a)
         first = b.and_(b.reshape(singular, (batch,)), b.eq(info, 0))
         info = b.select(first, b.add(k, 1), info)
         record = b.reshape(b.add(chosen, 1), (batch, 1))
-        return [a, b.dynamic_update_slice(pivots, record, [0, step]), order, info]
+        return [offset, a, b.dynamic_update_slice(pivots, record, [0, step]), order, info]
 
     state = [
+        b.as_value(offset, torch.int64),
         a,
         b.constant(0, torch.int32, (batch, columns)),
         rows,
         b.constant(0, torch.int32, (batch,)),
     ]
-    a, pivots, order, info = b.fori(columns, state, column_step)
+    _, a, pivots, order, info = b.fori(columns, state, column_step)
     return Factors(a, pivots, b.reshape(order, (batch, m)), info)
 
 
+def _panel_step(b: OpBuilder, done: Factors, at: Operand, width: int, pivot: bool) -> Factors:
+    """Factor the ``width`` columns from ``at`` on and update those to their right."""
+    batch, m, n = done.lu.shape
+    columns = b.dynamic_slice(done.lu, [0, 0, at], [batch, m, width])
+    panel = _eliminate(b, columns, width, at, pivot)
+    a = b.dynamic_update_slice(permute_rows(b, done.lu, panel.order), panel.lu, [0, 0, at])
+    corner = b.dynamic_slice(panel.lu, [0, at, 0], [batch, width, width])
+    band = b.dynamic_slice(a, [0, at, 0], [batch, width, n])
+    end = b.add(b.as_value(at, torch.int64), width)
+    right = b.ge(b.iota(band.shape, 2), end)
+    top = b.triangular_solve(corner, band, unit_diagonal=True)
+    a = b.dynamic_update_slice(a, b.select(right, top, band), [0, at, 0])
+    left = b.select(b.ge(b.iota(panel.lu.shape, 1), end), panel.lu, 0)
+    a = b.sub(a, b.matmul(left, b.select(right, top, 0)))
+    order = b.unsqueeze(done.order, 2)
+    fresh = b.eq(done.info, 0)
+    return Factors(
+        a,
+        b.dynamic_update_slice(done.pivots, panel.pivots, [0, at]),
+        b.squeeze(permute_rows(b, order, panel.order), 2),
+        b.select(fresh, panel.info, done.info),
+    )
+
+
 def factor(b: OpBuilder, a: Value, pivot: bool = True) -> Factors:
-    """LU of ``a`` [batch, m, n], right-looking by panels when min(m, n) is above 64."""
+    """LU of ``a`` [batch, m, n], right-looking by panels when min(m, n) is above 64.
+
+    All full panels share one loop body, so that the program does not grow with the matrix.
+    """
     batch, m, n = a.shape
     k = min(m, n)
     if k <= _SINGLE_PANEL:
-        return _eliminate(b, a, k, pivot)
-    width = max(32, -(-k // 16))
-    order = b.iota((batch, m, 1), 1, torch.int32)
-    info = b.constant(0, torch.int32, (batch,))
-    pivots = []
-    for at in range(0, k, width):
-        w = min(width, k - at)
-        lower_part = b.slice_dim(a, 1, at, m)
-        panel = _eliminate(b, b.slice_dim(lower_part, 2, at, at + w), w, pivot)
-        left = permute_rows(b, b.slice_dim(lower_part, 2, 0, at), panel.order) if at else None
-        blocks = [panel.lu] if left is None else [left, panel.lu]
-        if at + w < n:
-            right = permute_rows(b, b.slice_dim(lower_part, 2, at + w, n), panel.order)
-            corner = b.slice_dim(panel.lu, 1, 0, w)
-            top = b.triangular_solve(corner, b.slice_dim(right, 1, 0, w), unit_diagonal=True)
-            if at + w < m:
-                rest = b.slice_dim(right, 1, w, m - at)
-                product = b.matmul(b.slice_dim(panel.lu, 1, w, m - at), top)
-                right = b.concatenate([top, b.sub(rest, product)], 1)
-            else:
-                right = top
-            blocks.append(right)
-        changed = b.concatenate(blocks, 2)
-        moved = permute_rows(b, b.slice_dim(order, 1, at, m), panel.order)
-        a = b.concatenate([b.slice_dim(a, 1, 0, at), changed], 1) if at else changed
-        order = b.concatenate([b.slice_dim(order, 1, 0, at), moved], 1) if at else moved
-        pivots.append(b.add(panel.pivots, at))
-        fresh = b.and_(b.eq(info, 0), b.ne(panel.info, 0))
-        info = b.select(fresh, b.add(panel.info, at), info)
-    return Factors(a, b.concatenate(pivots, 1), b.reshape(order, (batch, m)), info)
+        return _eliminate(b, a, k, 0, pivot)
+
+    def next_panel(step: Value, *state: Value) -> list[Value]:
+        out = _panel_step(b, Factors(*state), b.mul(step, _PANEL), _PANEL, pivot)
+        return [out.lu, out.pivots, out.order, out.info]
+
+    state = [
+        a,
+        b.constant(0, torch.int32, (batch, k)),
+        b.iota((batch, m), 1, torch.int32),
+        b.constant(0, torch.int32, (batch,)),
+    ]
+    out = Factors(*b.fori(k // _PANEL, state, next_panel))
+    rest = k % _PANEL
+    return _panel_step(b, out, k - rest, rest, pivot) if rest else out
 
 
 def order_of(b: OpBuilder, pivots: Value, rows: int) -> Value:

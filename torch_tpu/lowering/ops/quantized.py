@@ -106,7 +106,7 @@ def grouped_mm(
             rows = b.select(b.reshape(inside, (span, 1)), y, b.constant(0, y.dtype))
             part = b.unsqueeze(b.matmul(x, rows, work), 0)
             return [b.dynamic_update_slice(out, part, [i, 0, 0]), x, y, offs]
-        at = [i, 0, 0]
+        at: list[Operand] = [i, 0, 0]
         left = x if x.rank == 2 else b.squeeze(b.dynamic_slice(x, at, [1, *x.shape[1:]]), 0)
         right = y if y.rank == 2 else b.squeeze(b.dynamic_slice(y, at, [1, *y.shape[1:]]), 0)
         part = b.matmul(left, right, work)

@@ -7,6 +7,8 @@ integrand is smooth, without cancellation, and falls off exponentially.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from torch_tpu.lowering.emit import OpBuilder
@@ -62,7 +64,7 @@ def _beta_integrand(
     return b.mul(b.add(log_t, shift), density)
 
 
-_INTEGRANDS = {"gamma": _gamma_integrand, "beta": _beta_integrand}
+_INTEGRANDS: dict[str, Callable[..., Value]] = {"gamma": _gamma_integrand, "beta": _beta_integrand}
 
 
 def _log_less_digamma(b: OpBuilder, a: Value) -> Value:
