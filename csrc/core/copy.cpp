@@ -81,6 +81,7 @@ at::Tensor whole(const at::Tensor& src, Dims& order) {
 
 void copy_to_host(const at::Tensor& self, const at::Tensor& src) {
   Runtime& runtime = Runtime::get();
+  runtime.client();  // refuses in a forked child
   const int device = static_cast<int>(src.device().index());
   if (self.numel() == 0) return;
   Dims order;
@@ -151,7 +152,8 @@ bool share_buffer(const at::Tensor& self, const at::Tensor& src) {
   Dims order;
   if (!is_whole(self, order) || !is_whole(src, order)) return false;
   Storage& from = storage_of(src);
-  if (&from == &storage_of(self) || from.raw_bytes) return false;
+  // A base of another dtype (a dtype view) is better converted now than by every later reader.
+  if (&from == &storage_of(self) || from.raw_bytes || from.dtype != src.scalar_type()) return false;
   BufferRef buffer = buffer_of(from);
   install(storage_of(self), std::move(buffer), from.dtype, from.dims);
   return true;
@@ -206,6 +208,7 @@ at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& dst) {
 
 at::Scalar local_scalar_dense(const at::Tensor& self) {
   Runtime& runtime = Runtime::get();
+  runtime.client();  // refuses in a forked child
   TORCH_CHECK(self.numel() == 1, "a Tensor with ", self.numel(),
               " elements cannot be converted to Scalar");
   const c10::OptionalDeviceGuard guard(self.device());

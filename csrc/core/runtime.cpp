@@ -142,6 +142,32 @@ void Runtime::synchronize(int index) {
   if (failure) raise_execution_error(*failure, producer);
 }
 
+namespace {
+
+bool is_set(const DeviceState::PendingCheck& check) {
+  bool flag = false;
+  try {
+    check.flag->pjrt().to_host(&flag, sizeof flag);
+  } catch (const pjrt::Error&) {
+    return false;  // the program failed: its results carry that error
+  }
+  return flag;
+}
+
+}  // namespace
+
+void Runtime::compact_checks(int index) {
+  DeviceState& s = state(index);
+  std::vector<DeviceState::PendingCheck> checks;
+  {
+    const std::lock_guard<std::mutex> lock(s.live);
+    checks.swap(s.checks);
+  }
+  std::erase_if(checks, [](const auto& check) { return !is_set(check); });
+  const std::lock_guard<std::mutex> lock(s.live);
+  s.checks.insert(s.checks.begin(), checks.begin(), checks.end());
+}
+
 void Runtime::raise_pending_checks(int index) {
   DeviceState& s = state(index);
   std::vector<DeviceState::PendingCheck> checks;
@@ -151,13 +177,7 @@ void Runtime::raise_pending_checks(int index) {
   }
   const char* bad = nullptr;
   for (const auto& check : checks) {
-    bool flag = false;
-    try {
-      check.flag->pjrt().to_host(&flag, sizeof flag);
-    } catch (const pjrt::Error&) {
-      continue;  // the program failed: its results carry that error
-    }
-    if (flag && bad == nullptr) bad = check.op;
+    if (is_set(check) && bad == nullptr) bad = check.op;
   }
   TORCH_CHECK_INDEX(bad == nullptr, bad, ": index out of range");
 }

@@ -69,6 +69,8 @@ class Runtime {
   void synchronize(int index);
   // The same for the indices only, without waiting for values nobody asked for.
   void raise_pending_checks(int index);
+  // Drops flags that turned out false, so that a loop without synchronisation does not collect them.
+  void compact_checks(int index);
   // Ready events of all work in flight on the device, for stream and event objects.
   std::vector<pjrt::Event> pending_events(int index);
   // Whether all work enqueued so far on the device has finished.

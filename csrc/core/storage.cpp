@@ -75,15 +75,63 @@ void* new_token(size_t nbytes) {
   return reinterpret_cast<void*>(next_token.fetch_add(span, std::memory_order_relaxed));
 }
 
-void delete_storage(void* context) { delete static_cast<Storage*>(context); }
+// All storages, to find one by its token.
+struct StorageList {
+  std::mutex mutex;
+  Storage* head = nullptr;
+
+  static StorageList& get() {
+    static auto* list = new StorageList();  // tensors may outlive static destructors
+    return *list;
+  }
+  Storage* find(uintptr_t token) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    for (Storage* s = head; s != nullptr; s = s->next) {
+      if (s->token == token) return s;
+    }
+    return nullptr;
+  }
+};
+
+Storage* find_borrowed(const c10::StorageImpl& impl) {
+  return StorageList::get().find(reinterpret_cast<uintptr_t>(impl.data()));
+}
 
 c10::DataPtr make_data_ptr(std::unique_ptr<Storage> storage, size_t nbytes) {
   const c10::Device device(c10::DeviceType::PrivateUse1,
                            static_cast<c10::DeviceIndex>(storage->device));
-  return {new_token(nbytes), storage.release(), &delete_storage, device};
+  void* token = new_token(nbytes);
+  Storage* raw = storage.release();
+  raw->token = reinterpret_cast<uintptr_t>(token);
+  StorageList& list = StorageList::get();
+  {
+    const std::lock_guard<std::mutex> lock(list.mutex);
+    raw->next = list.head;
+    if (raw->next != nullptr) raw->next->previous = raw;
+    list.head = raw;
+  }
+  return {token, raw, &delete_storage, device};
 }
 
 }  // namespace
+
+void delete_storage(void* context) {
+  auto* storage = static_cast<Storage*>(context);
+  if (!Runtime::get().in_bad_fork()) {  // there its holder may be gone
+    StorageList& list = StorageList::get();
+    const std::lock_guard<std::mutex> lock(list.mutex);
+    (storage->previous != nullptr ? storage->previous->next : list.head) = storage->next;
+    if (storage->next != nullptr) storage->next->previous = storage->previous;
+  }
+  delete storage;
+}
+
+Storage& borrowed_storage(const c10::StorageImpl& impl) {
+  Storage* storage = find_borrowed(impl);
+  TORCH_CHECK(storage != nullptr,
+              "tpu: the tensor stands on memory that is not the tpu device's; copy it with .to()");
+  return *storage;
+}
 
 struct TpuAllocator final : public c10::Allocator {
   c10::DataPtr allocate(size_t nbytes) override {
@@ -109,9 +157,10 @@ c10::Allocator* tpu_allocator() { return &allocator; }
 bool has_storage_of_ours(const at::TensorBase& tensor) {
   if (!tensor.defined() || !tensor.unsafeGetTensorImpl()->has_storage()) return false;
   const auto& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
-  return storage && storage.device_type() == c10::DeviceType::PrivateUse1 &&
-         storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get_deleter() ==
-             &delete_storage;
+  if (!storage || storage.device_type() != c10::DeviceType::PrivateUse1) return false;
+  c10::StorageImpl& impl = *storage.unsafeGetStorageImpl();
+  return impl._mutable_data_ptr_no_checks().get_deleter() == &delete_storage ||
+         find_borrowed(impl) != nullptr;
 }
 
 at::TensorBase make_tensor(int device, c10::ScalarType dtype, c10::IntArrayRef sizes,

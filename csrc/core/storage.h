@@ -61,6 +61,9 @@ struct Storage {
   Dims dims;         // the base's logical shape; prod(dims) * itemsize == nbytes of the StorageImpl
   BufferRef buffer;  // null: contents undefined
   int64_t numel = 0;
+  uintptr_t token = 0;
+  Storage* previous = nullptr;  // in the list of all storages
+  Storage* next = nullptr;
   bool raw_bytes = false;  // made without a dtype (UntypedStorage, torch.load): adopts its first user's
 
   void set_base(c10::ScalarType type, c10::IntArrayRef shape);
@@ -68,9 +71,17 @@ struct Storage {
 
 c10::Allocator* tpu_allocator();
 
+// The deleter of our DataPtrs, by which they are known.
+void delete_storage(void* context);
+// The Storage whose token a DataPtr of somebody else carries: at::from_blob(storage.data_ptr()), as
+// pickling does. It must outlive the borrower. Throws c10::Error if there is none.
+Storage& borrowed_storage(const c10::StorageImpl& impl);
+
 // The Storage under a tensor of this device.
 inline Storage& storage_of(c10::StorageImpl& impl) {
-  return *static_cast<Storage*>(impl._mutable_data_ptr_no_checks().get_context());
+  const c10::DataPtr& data = impl._mutable_data_ptr_no_checks();
+  if (C10_UNLIKELY(data.get_deleter() != &delete_storage)) return borrowed_storage(impl);
+  return *static_cast<Storage*>(data.get_context());
 }
 inline Storage& storage_of(const at::TensorBase& tensor) {
   return storage_of(*tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());

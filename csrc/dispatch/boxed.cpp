@@ -178,6 +178,17 @@ void finish(const Program& program, Call& call, c10::SmallVectorImpl<BufferRef>&
   for (c10::IValue& value : returned) stack->push_back(std::move(value));
 }
 
+void bound_checks(int device) {
+  constexpr size_t kMaxPending = 256;
+  DeviceState& state = Runtime::get().state(device);
+  bool full = false;
+  {
+    const std::lock_guard<std::mutex> lock(state.live);
+    full = state.checks.size() >= kMaxPending;
+  }
+  if (full) Runtime::get().compact_checks(device);
+}
+
 // The device a call without tensor operands runs on: its device argument or the current one.
 int device_from_arguments(const OpState& op, c10::ArrayRef<c10::IValue> args) {
   for (size_t i = 0; i < args.size(); ++i) {
@@ -233,6 +244,7 @@ void run_boxed(OpState& op, torch::jit::Stack* stack) {
     } else {
       results.resize(program->outputs.size());
     }
+    if (C10_UNLIKELY(program->check_output >= 0)) bound_checks(call.device);
     finish(*program, call, results, stack, num_args);
     return;
   }

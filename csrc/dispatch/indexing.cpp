@@ -1,4 +1,4 @@
-// Boolean masks among the indices of index / index_put: their size is data, so they are turned into
+// Boolean masks among the indices of a read: the result's size is data, so they are turned into
 // integer indices before the call is parsed.
 
 #include <ATen/ATen.h>
@@ -50,7 +50,8 @@ std::pair<at::Tensor, int64_t> nonzero_padded(const at::Tensor& mask) {
 bool expand_masks(OpState& op, torch::jit::Stack* stack) {
   const size_t num_args = op.kinds.size();
   const size_t base = stack->size() - num_args;
-  if (num_args < 2 || op.kinds[1] != ArgKind::kTensorList) return false;
+  // Writes through a mask have static shapes: their lowering takes the mask itself.
+  if (num_args != 2 || op.kinds[1] != ArgKind::kTensorList) return false;
   const c10::IValue& list = (*stack)[base + 1];
   if (!list.isList()) return false;
   const auto items = list.toListRef();
@@ -62,26 +63,6 @@ bool expand_masks(OpState& op, torch::jit::Stack* stack) {
   }
   if (masks == 0) return false;
   const at::Tensor self = (*stack)[base].toTensor();
-  const bool reads = !op.is_written(0) && num_args == 2;
-  if (!reads && defined == 1 && op.is_written(0)) {
-    // x[mask] = number: a select, no indices needed.
-    const at::Tensor values = (*stack)[base + 2].toTensor();
-    const bool accumulate = num_args > 3 && (*stack)[base + 3].toBool();
-    if (values.numel() == 1 && !accumulate) {
-      size_t where = 0;
-      while (!is_mask(items[where])) ++where;
-      at::Tensor mask = on_device(items[where].toTensor(), self);
-      check_mask(mask, self, static_cast<int64_t>(where), where);
-      for (size_t i = 0; i < where; ++i) mask = mask.unsqueeze(0);
-      while (mask.dim() < self.dim()) mask = mask.unsqueeze(-1);
-      const at::Tensor target = self;
-      target.masked_fill_(mask, values.device() == self.device() ? values.reshape({})
-                                                                 : values.reshape({}).cpu());
-      torch::jit::drop(*stack, num_args);
-      torch::jit::push(*stack, target);
-      return true;
-    }
-  }
   c10::List<std::optional<at::Tensor>> expanded;
   int64_t count = -1;
   int64_t narrowed = 0;
@@ -96,7 +77,7 @@ bool expand_masks(OpState& op, torch::jit::Stack* stack) {
     const at::Tensor mask = on_device(items[i].toTensor(), self);
     check_mask(mask, self, dim, i);
     at::Tensor rows;
-    if (reads && defined == 1 && mask.dim() > 0) {
+    if (defined == 1 && mask.dim() > 0) {
       std::tie(rows, count) = nonzero_padded(mask);
       narrowed = dim;
     } else {

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensorMode,
 )
+from torch._subclasses.functional_tensor import dispatch_functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
@@ -89,6 +90,11 @@ def trace_decomposition(
         module = _trace(run, fakes)
         if any(_mutates(node) for node in module.graph.nodes):
             module = _trace(torch.func.functionalize(run, remove="mutations"), fakes)
+        if any(_mutates(node) for node in module.graph.nodes):
+            # functorch does not see through composite kernels written in C++; this mode does.
+            module = _trace(dispatch_functionalize(run), fakes)
+    if any(_mutates(node) for node in module.graph.nodes):
+        raise NotImplementedError(f"{overload}: its decomposition writes to its arguments")
     module.graph.eliminate_dead_code()
     for node in module.graph.nodes:
         if node.op == "call_function" and node.target is overload:

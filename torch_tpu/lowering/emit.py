@@ -100,8 +100,6 @@ def infer_results(overload: Any, values: Sequence[Any]) -> Any:
         if isinstance(x, Value):
             if x.weak and not str(argument.type).endswith("Tensor]") and "Tensor" not in str(argument.type):
                 return representative(x.dtype)
-            if argument.name == "scalars":  # foreach ops read this one, so they insist on the CPU
-                return torch.ones(x.shape, dtype=x.dtype)
             return meta_tensor(x)
         if isinstance(x, (list, tuple)):
             return type(x)(to_meta(v, argument) for v in x)

@@ -185,7 +185,10 @@ class CallEmitter(OpBuilder):
             return self.number(arg.dtype, arg.slot, weak=True)
         if arg.view == views.SCALAR:
             return self.number(arg.dtype, arg.first, weak=arg.wrapped)
-        return views.read(self, self.bases[arg.storage], self.geometry(arg))
+        value = views.read(self, self.bases[arg.storage], self.geometry(arg))
+        if arg.view not in (views.WHOLE, views.RESHAPE, views.EMPTY):
+            self.strided.add(value.name)
+        return value
 
 
 def number_slots(args: Any, ints: int, floats: int) -> tuple[Any, int, int]:

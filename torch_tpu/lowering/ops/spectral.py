@@ -238,3 +238,54 @@ def linalg_eigh(
     if not compute_v:
         return values, b.constant(0, a.dtype, vectors_shape)
     return values, b.reshape(vectors, vectors_shape)
+
+
+# -- pseudo-inverse --------------------------------------------------------------------------
+
+
+def _cut(b: OpBuilder, values: Value, atol: Value | None, rtol: Value | None, a: Value) -> Value:
+    """Reciprocals of the ``values`` [*batch, k] above max(atol, rtol * largest), else 0."""
+    batch = a.shape[:-2]
+    real = values.dtype
+    largest = b.reduce(values, "max", [values.rank - 1])
+    default = max(a.shape[-2:]) * torch.finfo(real).eps
+    absolute = b.constant(0, real, batch)
+    relative = b.constant(default if rtol is None else 0, real, batch)
+    if atol is not None:
+        absolute = b.broadcast_to(b.convert(atol, real), batch)
+        if rtol is None:  # a given absolute tolerance replaces the default relative one
+            relative = b.select(b.gt(absolute, 0), 0, relative)
+    if rtol is not None:
+        relative = b.broadcast_to(b.convert(rtol, real), batch)
+    limit = b.unsqueeze(b.maximum(absolute, b.mul(relative, largest)), -1)
+    kept = b.gt(values, b.broadcast_to(limit, values.shape))
+    return b.select(kept, b.div(1, b.select(kept, values, 1)), 0)
+
+
+@lower(
+    "aten.linalg_pinv.atol_rtol_tensor",
+    specs=lambda a, *_: [((*a.shape[:-2], a.shape[-1], a.shape[-2]), a.dtype)],
+)
+def linalg_pinv(
+    b: OpBuilder,
+    a: Value,
+    atol: Value | None = None,
+    rtol: Value | None = None,
+    hermitian: bool = False,
+) -> Value:
+    """V S^+ U^H of the singular value decomposition, or of the eigenpairs when ``hermitian``."""
+    wide = a.shape[-2] < a.shape[-1]
+    with full_precision(b):
+        matrix = as_batch(b, a)
+        if hermitian:
+            values, u = b.call("aten._linalg_eigh.default", matrix, "L", True)
+            size = b.abs(values)
+            v = mat_vec_rows(b, u, b.convert(b.sign(values), a.dtype))
+        else:
+            size, left, right = singular(b, adjoint(b, matrix) if wide else matrix, True, False)
+            assert left is not None and right is not None
+            u, v = (right, left) if wide else (left, right)
+        spread = b.reshape(size, (*a.shape[:-2], size.shape[-1]))
+        inverse = b.reshape(_cut(b, spread, atol, rtol, a), size.shape)
+        out = b.matmul(mat_vec_rows(b, v, b.convert(inverse, a.dtype)), adjoint(b, u))
+    return b.reshape(out, b.out_shape)
