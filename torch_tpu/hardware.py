@@ -36,3 +36,8 @@ def tpu_present() -> bool:
     """Whether this machine has a TPU chip that a driver has claimed."""
     found = tpu_hardware()
     return bool(found["chips"] and found["device_nodes"])
+
+
+def tpu_devices() -> int:
+    """How many devices the chips here make: v2, v3 and v7 chips have two, others one."""
+    return sum(2 if kind in ("TPU v2 or v3", "TPU v7") else 1 for kind in tpu_hardware()["chips"])

@@ -11,13 +11,13 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch_tpu.hardware import tpu_present
+from torch_tpu.hardware import tpu_devices, tpu_present
 
 log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PluginChoice:
-    """path of the shared library, kind "cpu", "tpu" or "custom", devices to offer (0: all)."""
+    """path of the shared library, kind "cpu", "tpu" or "custom", devices to offer."""
 
     path: str
     kind: str
@@ -68,7 +68,9 @@ def choose() -> PluginChoice | None:
     if path:
         choice = PluginChoice(path, "custom", requested_devices(1), "TORCH_TPU_PJRT_PLUGIN")
     elif tpu_present() and (tpu := libtpu_path()):
-        choice = PluginChoice(tpu, "tpu", requested_devices(0), "a TPU is present")
+        # Counted without opening the chips: PyTorch's autograd asks for the number at any first
+        # backward, and only a program that uses the device may take them.
+        choice = PluginChoice(tpu, "tpu", requested_devices(tpu_devices()), "a TPU is present")
     elif cpu := cpu_plugin_path():
         choice = PluginChoice(cpu, "cpu", requested_devices(1), "no TPU: XLA's CPU plug-in")
     else:

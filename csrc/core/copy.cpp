@@ -166,7 +166,12 @@ void copy_on_device(const at::Tensor& self, const at::Tensor& src) {
   run_boxed(copy_op(), &stack);
 }
 
+// Conjugation and negation are bits of a tensor that PyTorch leaves to copies to carry out.
 void copy_any(const at::Tensor& self, const at::Tensor& src) {
+  if (C10_UNLIKELY(self.is_conj())) return copy_any(self._conj(), src.conj());
+  if (C10_UNLIKELY(self.is_neg())) return copy_any(self._neg_view(), at::neg(src));
+  if (C10_UNLIKELY(src.is_conj())) return copy_any(self, at::conj_physical(src._conj()));
+  if (C10_UNLIKELY(src.is_neg())) return copy_any(self, at::neg(src._neg_view()));
   if (on_tpu(self) && on_tpu(src)) {
     if (self.device() == src.device()) {
       copy_on_device(self, src);
@@ -229,7 +234,7 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
 at::Tensor clone(const at::Tensor& self, std::optional<c10::MemoryFormat> memory_format) {
   at::Tensor out = at::empty_like(self, self.options(),
                                   memory_format.value_or(c10::MemoryFormat::Preserve));
-  if (self.numel() > 0) copy_on_device(out, self);
+  if (self.numel() > 0) copy_any(out, self);
   return out;
 }
 

@@ -137,13 +137,21 @@ void Call::add_tensor(const OpState& op, const at::Tensor& given, size_t arg) {
       return;
     }
     if (impl->is_cpu() && op.moves_cpu_tensors && device >= 0) {
-      held.push_back(tensor->to(
-          c10::Device(c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(device))));
-      tensor = &held.back();
+      held.push_back(std::make_unique<at::Tensor>(tensor->to(
+          c10::Device(c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(device)))));
+      tensor = held.back().get();
       impl = tensor->unsafeGetTensorImpl();
     } else {
       op.raise_wrong_device(*tensor, arg, device);
     }
+  }
+  if (C10_UNLIKELY(impl->is_conj() || impl->is_neg())) {
+    // PyTorch carries these bits out before most kernels, but not before the matmul family.
+    TORCH_CHECK_NOT_IMPLEMENTED(!op.is_written(arg), op.name,
+                                ": cannot write to a conjugated or negated view");
+    held.push_back(std::make_unique<at::Tensor>(tensor->resolve_conj().resolve_neg()));
+    tensor = held.back().get();
+    impl = tensor->unsafeGetTensorImpl();
   }
   if (C10_UNLIKELY(!has_storage_of_ours(*tensor))) op.raise_no_storage(*tensor, arg);
   Storage& storage = storage_of(*tensor);

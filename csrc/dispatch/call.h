@@ -51,7 +51,8 @@ struct Call {
   c10::SmallVector<Storage*, 8> storages;
   c10::SmallVector<int64_t, 16> ints;
   c10::SmallVector<double, 8> floats;
-  c10::SmallVector<at::Tensor, 2> held;  // tensors made while parsing (CPU indices moved over)
+  // Tensors made while parsing: CPU indices moved over, conjugations carried out.
+  c10::SmallVector<std::unique_ptr<at::Tensor>, 2> held;
   std::optional<at::Generator> generator;
   int device = -1;
 

@@ -68,7 +68,7 @@ class ScalarArg:
 
     kind: str
     slot: int
-    value: int | float | bool | complex = 0  # for argument checks only, never for the program
+    value: int | float | bool | complex = 0  # for PyTorch's checks only, never for the program
 
     @property
     def dtype(self) -> torch.dtype:
@@ -303,7 +303,7 @@ def _run_meta(overload: Any, args: Sequence[Any]) -> tuple[Any, list[Any]]:
     """
 
     def to_meta(arg: TensorArg | ScalarArg) -> Any:
-        return arg.meta() if isinstance(arg, TensorArg) else emit.representative(arg.dtype)
+        return arg.meta() if isinstance(arg, TensorArg) else arg.value
 
     metas = [map_arguments(a, to_meta) for a in args]
     for i, argument in enumerate(overload._schema.arguments):
@@ -373,7 +373,7 @@ def _plan(
     for target, value in zip([*targets, *mutated], outs[len(fresh) :], strict=False):
         finished.append((_fit(b, overload, value, target), target))
     _finish(plan, b, storages, finished)
-    plan.returns = _returns(overload, results, written)
+    plan.returns = _returns(overload, results, written, len(fresh))
     return plan
 
 
@@ -600,15 +600,19 @@ def eliminate_dead_lines(lines: Sequence[str], live: Sequence[str]) -> list[str]
 
 
 def _returns(
-    overload: Any, results: Any, written: tuple[int, ...]
+    overload: Any, results: Any, written: tuple[int, ...], n_new: int
 ) -> list[Return]:
+    """What the op returns; ``n_new`` tensors are new. Without a meta result a list is all of them."""
     schema = overload._schema
     by_alias = {frozenset(schema.arguments[i].alias_info.before_set): i for i in written}
     returns: list[Return] = []
     position = 0
     items = results if isinstance(results, (tuple, list)) and len(schema.returns) > 1 else [results]
     if results is None:
-        items = [Ellipsis] * len(schema.returns)
+        lists = [r for r in schema.returns if str(r.type).startswith("List")]
+        if lists and len(schema.returns) > 1:
+            raise NotImplementedError(f"{overload}: no meta kernel to tell its lists apart")
+        items = [[Ellipsis] * n_new] if lists else [Ellipsis] * len(schema.returns)
     for r, item in zip(schema.returns, items, strict=True):
         if r.alias_info is not None:
             returns.append(Return("argument", by_alias[frozenset(r.alias_info.before_set)]))

@@ -242,10 +242,14 @@ def tanh_backward(b: OpBuilder, grad: Value, y: Value) -> Value:
 
 @pointwise("aten.logit_backward")
 def logit_backward(b: OpBuilder, grad: Value, x: Value, eps: float | None = None) -> Value:
+    """Outside [eps, 1 - eps] the gradient is 0; without eps it is NaN outside [0, 1]."""
+    bounded = eps is not None and eps >= 0
+    low = eps if eps is not None and bounded else 0.0
     slope = b.div(grad, b.mul(x, b.sub(1, x)))
-    if eps is None or eps < 0:
-        return b.select(_inside(b, x, 0, 1), slope, math.nan)
-    return b.select(_inside(b, x, eps, 1 - eps), slope, 0)
+    if not bounded:
+        slope = b.select(b.or_(b.eq(x, 0), b.eq(x, 1)), b.mul(grad, math.inf), slope)
+    outside = b.or_(b.lt(x, low), b.gt(x, 1 - low))
+    return b.select(outside, 0.0 if bounded else math.nan, slope)
 
 
 @lower("aten.log_sigmoid_forward")
@@ -291,7 +295,7 @@ def glu_backward(b: OpBuilder, grad: Value, x: Value, dim: int) -> Value:
     return b.convert(b.concatenate([left, right], dim), x.dtype)
 
 
-@lower("aten.glu_jvp")
+@lower("aten.glu_jvp", specs=lambda out, *_: [(out.shape, out.dtype)])
 def glu_jvp(b: OpBuilder, out: Value, x: Value, dx: Value, dim: int) -> Value:
     dim = canonical_dim(dim, x.rank)
     y, wide, dwide = _wide(b, out, x, dx)

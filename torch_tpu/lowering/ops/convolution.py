@@ -21,10 +21,12 @@ from torch_tpu.lowering.types import LoweringError, Value, opmath_dtype
 Ints = Sequence[int]
 Pads = Sequence[tuple[int, int]]
 
-# Up to this many groups are worth one convolution each; a patch matrix of at most this many rows
-# makes the weight gradient a matmul.
+# Up to this many groups are worth one convolution each.
 _MOST_SPLITS = 64
+# Patch matrices (channels * window elements) of at most this many rows make the output and the
+# weight gradient matrix products.
 _SMALL_PATCH = 64
+_LARGE_PATCH = 160
 
 
 def _expand(values: Ints, n: int) -> list[int]:
@@ -96,8 +98,11 @@ def correlate(
         return b.concatenate(parts, 1)
     if n == 3 and groups == 1:
         return _volume(b, x, w, stride, pads, dilation)
-    if groups == 1 and math.prod(w.shape[2:]) == 1 and max(spread) == 1:
+    area = math.prod(w.shape[2:])
+    if groups == 1 and area == 1 and max(spread) == 1:
         return _pointwise(b, _sample(b, x, pads, stride), w)
+    if groups == 1 and area * channels <= _SMALL_PATCH and n < 3:
+        return _from_patches(b, _crop_pad(b, x, pads, spread), w, stride, dilation)
     return b.convolution(
         x,
         w,
@@ -132,6 +137,24 @@ def _taps(b: OpBuilder, x: Value, window: Ints, stride: Ints, dilation: Ints) ->
         limit = [a + (m - 1) * s + 1 for a, m, s in zip(start, sizes, stride, strict=True)]
         out.append(b.slice(x, [0, 0, *start], [*x.shape[:2], *limit], [1, 1, *stride]))
     return out
+
+
+def _patches(b: OpBuilder, x: Value, window: Ints, stride: Ints, dilation: Ints) -> Value:
+    """The elements of (padded) x under each window: (N, C * area, positions)."""
+    taps = _taps(b, x, window, stride, dilation)
+    rows = taps[0] if len(taps) == 1 else b.stack(taps, 2)
+    length = math.prod(taps[0].shape[2:])
+    return b.reshape(rows, (x.shape[0], x.shape[1] * len(taps), length))
+
+
+def _from_patches(b: OpBuilder, x: Value, w: Value, stride: Ints, dilation: Ints) -> Value:
+    """A convolution of few channels as one matrix product for each image."""
+    sizes = _positions(x.shape[2:], w.shape[2:], stride, dilation)
+    rows = _patches(b, x, w.shape[2:], stride, dilation)
+    matrix = b.reshape(w, (w.shape[0], rows.shape[1]))
+    each = b.broadcast_in_dim(matrix, (x.shape[0], *matrix.shape), [1, 2])
+    y = b.dot_general(each, rows, ([2], [1]), ([0], [0]))
+    return b.reshape(y, (x.shape[0], w.shape[0], *sizes))
 
 
 def _positions(sizes: Ints, window: Ints, stride: Ints, dilation: Ints) -> list[int]:
@@ -302,13 +325,14 @@ def weight_gradient(
             for s in _depth_slices(b, x, window[0], stride[0], dilation[0])
         ]
         return b.stack(planes, 2)
-    if area * channels <= _SMALL_PATCH or area == 1:
-        taps = _taps(b, _crop_pad(b, x, pads, [1] * n), window, stride, dilation)
-        patches = taps[0] if area == 1 else b.stack(taps, 2)
-        length = math.prod(g.shape[2:])
-        rows = b.reshape(patches, (x.shape[0], channels * area, length))
-        flat = b.reshape(g, (g.shape[0], out, length))
-        return b.reshape(b.dot_general(flat, rows, ([0, 2], [0, 2])), (out, channels, *window))
+    if area == 1 or area * channels <= _LARGE_PATCH:
+        rows = _patches(b, _crop_pad(b, x, pads, [1] * n), window, stride, dilation)
+        flat = b.reshape(g, (g.shape[0], out, rows.shape[2]))
+        if area == 1:
+            total = b.dot_general(flat, rows, ([0, 2], [0, 2]))
+        else:
+            total = b.reduce(b.dot_general(flat, rows, ([2], [2]), ([0], [0])), "add", [0])
+        return b.reshape(total, (out, channels, *window))
     if any(hi < 0 for _, hi in pads):
         x, pads = _crop_pad(b, x, [(0, min(hi, 0)) for _, hi in pads], [1] * n), [
             (lo, max(hi, 0)) for lo, hi in pads
