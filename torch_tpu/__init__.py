@@ -7,7 +7,6 @@ nothing; CPU and CUDA users in the same process notice no difference.
 from __future__ import annotations
 
 
-
 def _autoload() -> None:
     """Entry point of ``torch.backends``: ``import torch`` calls it when torch comes first.
 

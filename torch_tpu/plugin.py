@@ -15,6 +15,7 @@ from torch_tpu.hardware import tpu_devices, tpu_present
 
 log = logging.getLogger(__name__)
 
+
 @dataclass(frozen=True)
 class PluginChoice:
     """path of the shared library, kind "cpu", "tpu" or "custom", devices to offer."""

@@ -27,9 +27,9 @@ BufferRef upload(const at::Tensor& contiguous, c10::IntArrayRef dims, int device
   try {
     counters().bytes_to_device.fetch_add(static_cast<int64_t>(contiguous.nbytes()),
                                          std::memory_order_relaxed);
-    pjrt::Buffer buffer = runtime.client().from_host(
-        contiguous.const_data_ptr(), to_pjrt(contiguous.scalar_type()), dims.data(), dims.size(),
-        runtime.device(device));
+    pjrt::Buffer buffer =
+        runtime.client().from_host(contiguous.const_data_ptr(), to_pjrt(contiguous.scalar_type()),
+                                   dims.data(), dims.size(), runtime.device(device));
     return std::make_shared<Buffer>(std::move(buffer), device, contiguous.nbytes(),
                                     "copy to the device");
   } catch (const pjrt::Error& error) {
@@ -65,9 +65,9 @@ void copy_to_device(const at::Tensor& self, const at::Tensor& src) {
   }
   host = host.contiguous();
   Storage& storage = storage_of(self);
-  const at::Tensor staged = make_tensor(storage.device, host.scalar_type(), host.sizes(),
-                                        host.strides(), host.sizes(),
-                                        upload(host, host.sizes(), storage.device));
+  const at::Tensor staged =
+      make_tensor(storage.device, host.scalar_type(), host.sizes(), host.strides(), host.sizes(),
+                  upload(host, host.sizes(), storage.device));
   copy_on_device(self, staged);
 }
 
@@ -132,8 +132,8 @@ void copy_across(const at::Tensor& self, const at::Tensor& src) {
     install(storage_of(self), std::move(moved), base.dtype, base.dims);
     return;
   }
-  const at::Tensor staged = make_tensor(target, dense.scalar_type(), dense.sizes(),
-                                        dense.strides(), base.dims, std::move(moved));
+  const at::Tensor staged = make_tensor(target, dense.scalar_type(), dense.sizes(), dense.strides(),
+                                        base.dims, std::move(moved));
   copy_on_device(self, staged);
 }
 
@@ -232,8 +232,8 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
 }
 
 at::Tensor clone(const at::Tensor& self, std::optional<c10::MemoryFormat> memory_format) {
-  at::Tensor out = at::empty_like(self, self.options(),
-                                  memory_format.value_or(c10::MemoryFormat::Preserve));
+  at::Tensor out =
+      at::empty_like(self, self.options(), memory_format.value_or(c10::MemoryFormat::Preserve));
   if (self.numel() > 0) copy_any(out, self);
   return out;
 }

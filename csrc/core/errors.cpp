@@ -1,12 +1,12 @@
 #include "core/errors.h"
 
+#include <c10/util/Exception.h>
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-
-#include <c10/util/Exception.h>
-#include <unistd.h>
 
 namespace torch_tpu {
 
@@ -25,8 +25,9 @@ namespace {
 std::string dump(const std::string& op, const std::string& program) {
   const char* root = std::getenv("TORCH_TPU_DUMP_DIR");
   std::error_code ignored;
-  const auto dir = root != nullptr ? std::filesystem::path(root)
-                                   : std::filesystem::temp_directory_path(ignored) / "torch_tpu-dumps";
+  const auto dir = root != nullptr
+                       ? std::filesystem::path(root)
+                       : std::filesystem::temp_directory_path(ignored) / "torch_tpu-dumps";
   std::filesystem::create_directories(dir, ignored);
   std::string name;
   for (const char c : op) name += std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
@@ -42,9 +43,8 @@ std::string dump(const std::string& op, const std::string& program) {
 void raise_compile_error(const pjrt::Error& error, const std::string& op,
                          const std::string& program) {
   const std::string path = dump(op, program);
-  const std::string what =
-      c10::str(op, ": the program did not compile (", error.code_name(), "): ", error.what(),
-               path.empty() ? "" : "\nprogram: " + path);
+  const std::string what = c10::str(op, ": the program did not compile (", error.code_name(),
+                                    "): ", error.what(), path.empty() ? "" : "\nprogram: " + path);
   if (error.code() == PJRT_Error_Code_RESOURCE_EXHAUSTED) {
     C10_THROW_ERROR(OutOfMemoryError, what);
   }

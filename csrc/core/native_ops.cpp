@@ -52,17 +52,16 @@ at::Tensor empty_memory_format(c10::IntArrayRef sizes, std::optional<c10::Scalar
       step *= std::max<int64_t>(sizes[i], 1);
     }
   }
-  return empty_strided(device_index(device),
-                       dtype.value_or(c10::get_default_dtype_as_scalartype()), sizes, strides);
+  return empty_strided(device_index(device), dtype.value_or(c10::get_default_dtype_as_scalartype()),
+                       sizes, strides);
 }
 
 at::Tensor empty_strided_op(c10::IntArrayRef sizes, c10::IntArrayRef strides,
-                            std::optional<c10::ScalarType> dtype,
-                            std::optional<c10::Layout> layout, std::optional<c10::Device> device,
-                            std::optional<bool> pin) {
+                            std::optional<c10::ScalarType> dtype, std::optional<c10::Layout> layout,
+                            std::optional<c10::Device> device, std::optional<bool> pin) {
   check_options(layout, pin);
-  return empty_strided(device_index(device),
-                       dtype.value_or(c10::get_default_dtype_as_scalartype()), sizes, strides);
+  return empty_strided(device_index(device), dtype.value_or(c10::get_default_dtype_as_scalartype()),
+                       sizes, strides);
 }
 
 // Bytes a strided view needs.
@@ -78,8 +77,8 @@ size_t extent_bytes(c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t of
 
 void grow_storage(const at::Tensor& self) {
   c10::StorageImpl* storage = self.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-  const size_t needed = extent_bytes(self.sizes(), self.strides(), self.storage_offset(),
-                                     self.dtype().itemsize());
+  const size_t needed =
+      extent_bytes(self.sizes(), self.strides(), self.storage_offset(), self.dtype().itemsize());
   if (needed > storage->nbytes()) {
     Storage& ours = storage_of(*storage);
     // A fresh storage takes the tensor's own shape, so that later programs need no view.
@@ -113,12 +112,13 @@ const at::Tensor& resize_(const at::Tensor& self, c10::IntArrayRef sizes,
 
 at::Tensor& set_storage_offset(at::Tensor& self, c10::Storage source, int64_t offset,
                                c10::IntArrayRef sizes, c10::IntArrayRef strides) {
-  TORCH_CHECK(source.device() == self.device(), "Attempted to set the storage of a tensor on device \"",
-              self.device(), "\" to a storage on different device \"", source.device(),
+  TORCH_CHECK(source.device() == self.device(),
+              "Attempted to set the storage of a tensor on device \"", self.device(),
+              "\" to a storage on different device \"", source.device(),
               "\".  This is no longer allowed; the devices must match.");
   TORCH_CHECK(offset >= 0, "Tensor: invalid storage offset ", offset);
-  TORCH_CHECK(sizes.size() == strides.size() || strides.empty(),
-              "unequal size length (", sizes.size(), ") and stride length (", strides.size(), ")");
+  TORCH_CHECK(sizes.size() == strides.size() || strides.empty(), "unequal size length (",
+              sizes.size(), ") and stride length (", strides.size(), ")");
   c10::TensorImpl* impl = self.unsafeGetTensorImpl();
   impl->set_storage_keep_dtype(std::move(source));
   if (strides.empty() && !sizes.empty()) {
@@ -138,9 +138,8 @@ at::Tensor& set_storage(at::Tensor& self, c10::Storage source) {
 
 at::Tensor& set_tensor(at::Tensor& self, const at::Tensor& source) {
   if (self.unsafeGetTensorImpl() == source.unsafeGetTensorImpl()) return self;
-  TORCH_CHECK(self.dtype() == source.dtype(),
-              "Could not set tensor of type ", source.dtype(), " to a tensor of type ",
-              self.dtype());
+  TORCH_CHECK(self.dtype() == source.dtype(), "Could not set tensor of type ", source.dtype(),
+              " to a tensor of type ", self.dtype());
   return set_storage_offset(self, source.storage(), source.storage_offset(), source.sizes(),
                             source.strides());
 }

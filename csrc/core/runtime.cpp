@@ -1,8 +1,7 @@
 #include "core/runtime.h"
 
-#include <pthread.h>
-
 #include <c10/util/Exception.h>
+#include <pthread.h>
 
 #include "core/errors.h"
 #include "core/storage.h"
@@ -64,8 +63,9 @@ void Runtime::create() {
     client_.store(client.release(), std::memory_order_release);
   } catch (const std::exception& error) {
     states_.clear();
-    failure_ = c10::str("tpu: the PJRT plug-in ", config_.plugin_path, " cannot be used: ",
-                        error.what(), "\nRun `python -m torch_tpu doctor` for what was found.");
+    failure_ =
+        c10::str("tpu: the PJRT plug-in ", config_.plugin_path, " cannot be used: ", error.what(),
+                 "\nRun `python -m torch_tpu doctor` for what was found.");
     TORCH_CHECK(false, failure_);
   }
 }

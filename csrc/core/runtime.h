@@ -6,14 +6,14 @@
 // plug-in's threads may outlive any static destructor. In a child made by fork() it is unusable;
 // every entry throws one clear error there.
 
+#include <c10/core/ScalarType.h>
+
 #include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
-
-#include <c10/core/ScalarType.h>
 
 #include "pjrt/pjrt.h"
 
@@ -69,7 +69,8 @@ class Runtime {
   void synchronize(int index);
   // The same for the indices only, without waiting for values nobody asked for.
   void raise_pending_checks(int index);
-  // Drops flags that turned out false, so that a loop without synchronisation does not collect them.
+  // Drops flags that turned out false, so that a loop without synchronisation does not collect
+  // them.
   void compact_checks(int index);
   // Ready events of all work in flight on the device, for stream and event objects.
   std::vector<pjrt::Event> pending_events(int index);

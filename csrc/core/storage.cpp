@@ -1,10 +1,10 @@
 #include "core/storage.h"
 
-#include <algorithm>
-#include <numeric>
-
 #include <ATen/ATen.h>
 #include <c10/core/DeviceGuard.h>
+
+#include <algorithm>
+#include <numeric>
 
 #include "core/errors.h"
 
@@ -164,16 +164,15 @@ bool has_storage_of_ours(const at::TensorBase& tensor) {
 }
 
 at::TensorBase make_tensor(int device, c10::ScalarType dtype, c10::IntArrayRef sizes,
-                           c10::IntArrayRef strides, c10::IntArrayRef base_dims,
-                           BufferRef buffer) {
+                           c10::IntArrayRef strides, c10::IntArrayRef base_dims, BufferRef buffer) {
   auto storage = std::make_unique<Storage>();
   storage->device = device;
   storage->set_base(dtype, base_dims);
   storage->buffer = std::move(buffer);
   const size_t nbytes = static_cast<size_t>(storage->numel) * c10::elementSize(dtype);
-  auto impl = c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), nbytes, make_data_ptr(std::move(storage), nbytes),
-      &allocator, /*resizable=*/true);
+  auto impl = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), nbytes,
+                                                    make_data_ptr(std::move(storage), nbytes),
+                                                    &allocator, /*resizable=*/true);
   auto tensor = at::detail::make_tensor_base<c10::TensorImpl>(
       c10::Storage(std::move(impl)), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
       c10::scalarTypeToTypeMeta(dtype));

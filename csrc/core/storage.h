@@ -3,21 +3,22 @@
 // Storage: what a tensor of this device stands on.
 //
 // A c10::StorageImpl of device `tpu` carries a DataPtr whose context is a `Storage`: a shared,
-// immutable PJRT buffer plus its logical row-major shape and dtype (the *base*), or no buffer at all
-// while the contents are undefined (`empty` allocates nothing). Tensors are ordinary at::Tensors with
-// sizes, strides and offset over that base; programs read and write through these views.
+// immutable PJRT buffer plus its logical row-major shape and dtype (the *base*), or no buffer at
+// all while the contents are undefined (`empty` allocates nothing). Tensors are ordinary
+// at::Tensors with sizes, strides and offset over that base; programs read and write through these
+// views.
 //
 // Buffers are values: writing replaces the storage's buffer. Two storages may share one buffer (a
 // clone costs nothing); it is donated to a program only by its last holder.
 //
 // The data pointer is a token: unique, non-null, 512-byte aligned, never dereferenced.
 
-#include <memory>
-
 #include <ATen/core/TensorBase.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/util/SmallVector.h>
+
+#include <memory>
 
 #include "core/runtime.h"
 
@@ -64,7 +65,8 @@ struct Storage {
   uintptr_t token = 0;
   Storage* previous = nullptr;  // in the list of all storages
   Storage* next = nullptr;
-  bool raw_bytes = false;  // made without a dtype (UntypedStorage, torch.load): adopts its first user's
+  bool raw_bytes =
+      false;  // made without a dtype (UntypedStorage, torch.load): adopts its first user's
 
   void set_base(c10::ScalarType type, c10::IntArrayRef shape);
 };

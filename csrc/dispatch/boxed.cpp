@@ -124,8 +124,8 @@ void execute(const Program& program, Call& call, c10::SmallVectorImpl<BufferRef>
     }
   }
   if (program.check_output >= 0) {
-    auto flag = std::make_shared<Buffer>(pjrt::Buffer(api, outs[count - 1]), call.device, 1,
-                                         program.name);
+    auto flag =
+        std::make_shared<Buffer>(pjrt::Buffer(api, outs[count - 1]), call.device, 1, program.name);
     const std::lock_guard<std::mutex> live(state.live);
     state.checks.push_back({std::move(flag), program.name});
   }
@@ -276,8 +276,8 @@ torch::Library& library(const std::string& ns) {
   static auto* libraries = new std::unordered_map<std::string, std::unique_ptr<torch::Library>>();
   auto& lib = (*libraries)[ns];
   if (lib == nullptr) {
-    lib = std::make_unique<torch::Library>(torch::Library::IMPL, ns,
-                                           c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+    lib = std::make_unique<torch::Library>(torch::Library::IMPL, ns, c10::DispatchKey::PrivateUse1,
+                                           __FILE__, __LINE__);
   }
   return *lib;
 }
@@ -290,7 +290,8 @@ void register_kernel(const std::string& name, const std::vector<std::string>& op
   const size_t dot = name.find('.', colons);
   const std::string base = name.substr(0, dot);
   const std::string overload = dot == std::string::npos ? "" : name.substr(dot + 1);
-  const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(base.c_str(), overload.c_str());
+  const auto handle =
+      c10::Dispatcher::singleton().findSchemaOrThrow(base.c_str(), overload.c_str());
   OpState& state = OpState::of(handle);
   state.set_operands(operands);
   library(name.substr(0, colons))

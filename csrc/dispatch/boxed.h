@@ -11,8 +11,8 @@ namespace torch_tpu {
 // Runs one call: takes the arguments from the stack, leaves the results there.
 void run_boxed(OpState& op, torch::jit::Stack* stack);
 
-// Turns boolean masks among an index op's arguments into integer indices and runs the call; false if
-// there are none.
+// Turns boolean masks among an index op's arguments into integer indices and runs the call; false
+// if there are none.
 bool expand_masks(OpState& op, torch::jit::Stack* stack);
 
 // Fills a storage whose contents are undefined with zeros.

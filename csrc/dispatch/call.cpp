@@ -1,9 +1,9 @@
 #include "dispatch/call.h"
 
-#include <bit>
-
 #include <ATen/ATen.h>
 #include <c10/util/hash.h>
+
+#include <bit>
 
 #include "dispatch/op_state.h"
 
@@ -95,7 +95,8 @@ void Call::add_view(TensorRef& ref, const c10::TensorImpl& impl, const Storage& 
   if (impl.numel() == 0) {
     ref.view = View::kEmpty;
   } else if (impl.storage_offset() == 0 && impl.numel() == base_numel && impl.is_contiguous()) {
-    ref.view = same_dtype && sizes == c10::IntArrayRef(storage.dims) ? View::kWhole : View::kReshape;
+    ref.view =
+        same_dtype && sizes == c10::IntArrayRef(storage.dims) ? View::kWhole : View::kReshape;
   } else if (regular_starts(sizes, strides, impl.storage_offset(), base_numel, ints)) {
     ref.view = View::kRegular;
   } else {
@@ -117,8 +118,8 @@ void Call::add_tensor(const OpState& op, const at::Tensor& given, size_t arg) {
     if (impl->is_cpu() && impl->dim() == 0 && !op.is_written(arg)) {
       const auto dtype = tensor->scalar_type();
       TensorRef ref{tensor, nullptr, -1, View::kScalar, 0, 1};
-      key.push_back(tag(kTagCpuScalar, static_cast<uint64_t>(dtype) << 8 |
-                                           (impl->is_wrapped_number() ? 1U : 0U)));
+      key.push_back(tag(kTagCpuScalar,
+                        static_cast<uint64_t>(dtype) << 8 | (impl->is_wrapped_number() ? 1U : 0U)));
       if (c10::isComplexType(dtype)) {
         const auto value = tensor->item().toComplexDouble();
         ref.first_operand = static_cast<int>(floats.size());

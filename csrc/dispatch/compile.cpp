@@ -1,10 +1,10 @@
 // The way into Python on a miss: describe the call, get StableHLO text and a plan, compile.
 
-#include <chrono>
-
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
+
+#include <chrono>
 
 #include "core/errors.h"
 #include "dispatch/boxed.h"
@@ -107,10 +107,10 @@ class Describer {
     const TensorRef& ref = call_.tensors[next_tensor_];
     const auto index = static_cast<int64_t>(next_tensor_++);
     const at::Tensor& t = *ref.tensor;
-    return module_.attr("TensorArg")(index, ref.storage_index, to_tuple(t.sizes()),
-                                     to_tuple(t.strides()), py::cast(t.scalar_type()),
-                                     static_cast<int>(ref.view), ref.first_operand,
-                                     ref.num_operands, t.unsafeGetTensorImpl()->is_wrapped_number());
+    return module_.attr("TensorArg")(
+        index, ref.storage_index, to_tuple(t.sizes()), to_tuple(t.strides()),
+        py::cast(t.scalar_type()), static_cast<int>(ref.view), ref.first_operand, ref.num_operands,
+        t.unsafeGetTensorImpl()->is_wrapped_number());
   }
 
   // Slots are found again by counting, as Call::parse did.
@@ -182,8 +182,8 @@ void check_arguments(const OpState& op, const Call& call, c10::ArrayRef<c10::IVa
   const py::gil_scoped_acquire gil;
   try {
     Describer describe(op, call);
-    py::module_::import("torch_tpu.program.call").attr("check_call")(op.name,
-                                                                     describe.arguments(args));
+    py::module_::import("torch_tpu.program.call")
+        .attr("check_call")(op.name, describe.arguments(args));
   } catch (py::error_already_set& error) {
     rethrow(error);
   }
@@ -200,12 +200,10 @@ ProgramRef compile_program(OpState& op, const Call& call, c10::ArrayRef<c10::IVa
     try {
       Describer describe(op, call);
       const py::object compile = py::module_::import("torch_tpu.program.call").attr("compile_call");
-      op.has_check = py::module_::import("torch_tpu.program.call")
-                         .attr("has_check")(op.name)
-                         .cast<bool>();
-      const py::object plan =
-          compile(op.name, describe.arguments(args), describe.storages(), call.device,
-                  call.ints.size(), call.floats.size());
+      op.has_check =
+          py::module_::import("torch_tpu.program.call").attr("has_check")(op.name).cast<bool>();
+      const py::object plan = compile(op.name, describe.arguments(args), describe.storages(),
+                                      call.device, call.ints.size(), call.floats.size());
       if (plan.is_none()) {
         program->cpu_fallback = true;
         return program;

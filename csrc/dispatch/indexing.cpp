@@ -20,8 +20,9 @@ bool is_mask(const c10::IValue& value) {
 at::Tensor on_device(const at::Tensor& mask, const at::Tensor& self) {
   at::Tensor out = mask.device() == self.device() ? mask : mask.to(self.device());
   if (out.scalar_type() == c10::kByte) {
-    TORCH_WARN_ONCE("indexing with dtype torch.uint8 is now deprecated, please use a dtype "
-                    "torch.bool instead.");
+    TORCH_WARN_ONCE(
+        "indexing with dtype torch.uint8 is now deprecated, please use a dtype "
+        "torch.bool instead.");
     out = out.to(c10::kBool);
   }
   return out;

@@ -1,10 +1,10 @@
 #include "dispatch/op_state.h"
 
+#include <ATen/ATen.h>
+
 #include <algorithm>
 #include <deque>
 #include <unordered_set>
-
-#include <ATen/ATen.h>
 
 namespace torch_tpu {
 
@@ -66,7 +66,8 @@ void OpState::set_operands(const std::vector<std::string>& operands) {
   const auto& arguments = schema().arguments();
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (kinds[i] != ArgKind::kStatic) continue;
-    if (std::find(operands.begin(), operands.end(), arguments[i].name()) == operands.end()) continue;
+    if (std::find(operands.begin(), operands.end(), arguments[i].name()) == operands.end())
+      continue;
     const bool list = without_optional(arguments[i].type())->cast<c10::ListType>() != nullptr;
     kinds[i] = list ? ArgKind::kScalarList : ArgKind::kScalar;
   }

@@ -2,13 +2,13 @@
 
 // What the native core knows about one ATen overload, and its programs.
 
+#include <ATen/core/dispatch/Dispatcher.h>
+
 #include <atomic>
 #include <mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
-
-#include <ATen/core/dispatch/Dispatcher.h>
 
 #include "dispatch/call.h"
 #include "dispatch/program.h"
@@ -21,8 +21,8 @@ struct OpState {
   const c10::OperatorHandle handle;
   const char* const name;  // "aten::add.Tensor", interned
   std::vector<ArgKind> kinds;
-  uint64_t written = 0;            // arguments the schema marks as written, by bit
-  bool moves_cpu_tensors = false;  // index ops take CPU index tensors
+  uint64_t written = 0;                // arguments the schema marks as written, by bit
+  bool moves_cpu_tensors = false;      // index ops take CPU index tensors
   std::atomic<bool> has_check{false};  // its operands' values are checked when they are new
 
   // The operand values that passed the check last.

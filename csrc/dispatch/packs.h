@@ -2,8 +2,8 @@
 
 // Small operands as device buffers: one packed int64 array and one packed float64 array a program.
 //
-// Recent contents are kept, so that a loop's constants are uploaded once. Packs are immutable, never
-// donated, and not counted as the user's memory.
+// Recent contents are kept, so that a loop's constants are uploaded once. Packs are immutable,
+// never donated, and not counted as the user's memory.
 
 #include <array>
 #include <cstring>
@@ -21,8 +21,7 @@ class Packs {
   template <typename T>
   PJRT_Buffer* get(const T* values, size_t count, int device) {
     static_assert(sizeof(T) == 8);
-    constexpr auto type =
-        std::is_same_v<T, double> ? PJRT_Buffer_Type_F64 : PJRT_Buffer_Type_S64;
+    constexpr auto type = std::is_same_v<T, double> ? PJRT_Buffer_Type_F64 : PJRT_Buffer_Type_S64;
     uint64_t hash = 0x9E3779B97F4A7C15ULL ^ count ^ static_cast<uint64_t>(type) << 32;
     for (size_t i = 0; i < count; ++i) {
       uint64_t word;

@@ -2,11 +2,11 @@
 
 // A compiled program and how to run it: which operands it takes, what becomes of its results.
 
+#include <c10/util/ArrayRef.h>
+
 #include <memory>
 #include <string>
 #include <vector>
-
-#include <c10/util/ArrayRef.h>
 
 #include "core/storage.h"
 
@@ -15,12 +15,12 @@ namespace torch_tpu {
 struct Program {
   // One result of the executable.
   struct Output {
-    int target = -1;              // index of the written tensor, or -1 for a new tensor
-    int donates = -1;             // parameter whose memory it may take over, or -1
-    c10::ScalarType dtype{};      // of the tensor
-    Dims sizes, strides;          // of the tensor (new tensors only)
+    int target = -1;          // index of the written tensor, or -1 for a new tensor
+    int donates = -1;         // parameter whose memory it may take over, or -1
+    c10::ScalarType dtype{};  // of the tensor
+    Dims sizes, strides;      // of the tensor (new tensors only)
     c10::ScalarType base_dtype{};
-    Dims base;                    // logical shape of the result = the storage's base
+    Dims base;  // logical shape of the result = the storage's base
     size_t nbytes = 0;
   };
   // One value the op returns.

@@ -74,9 +74,8 @@ void bind_dispatch(py::module_& m) {
   });
   m.def("compile_options", &compile_options, py::arg("overrides"));
   m.def("index_checks", &index_checks);
-  m.def("set_wrapped_number", [](const at::Tensor& tensor) {
-    tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
-  });
+  m.def("set_wrapped_number",
+        [](const at::Tensor& tensor) { tensor.unsafeGetTensorImpl()->set_wrapped_number(true); });
   m.def("raise_pending_checks", [](int device) {
     const py::gil_scoped_release release;
     Runtime::get().raise_pending_checks(device);

@@ -140,3 +140,28 @@ def test_import_prints_nothing_and_loads_no_plugin() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "" and done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: torch.div(x, x, rounding_mode="bad"),
+        lambda x: x + torch.ones(7, device=x.device),
+        lambda x: x.view(5),
+        lambda x: torch.cat([x, x[:, :1]], 0),
+        lambda x: x.softmax(3),
+        lambda x: F.conv2d(x, x),
+        lambda x: torch.topk(x, 9),
+        lambda x: x.to(torch.int64).mean(),
+        lambda x: torch.linalg.cholesky(x),
+        lambda x: F.nll_loss(x, x),
+        lambda x: x.gather(0, torch.zeros(1, dtype=torch.int64, device=x.device)),
+    ],
+)
+def test_errors_have_the_cpus_class_and_words(call) -> None:
+    x = torch.ones(2, 3)
+    with pytest.raises(Exception) as on_cpu:
+        call(x)
+    with pytest.raises(on_cpu.type) as on_device:
+        call(x.to("tpu"))
+    assert str(on_device.value).splitlines()[0] == str(on_cpu.value).splitlines()[0]

@@ -76,9 +76,7 @@ def test_reading_through_any_view(case: tuple[tuple[int, ...], list[Step]]) -> N
 
 @settings(max_examples=60, deadline=None)
 @given(view_chain(), st.sampled_from(["add_", "mul_", "fill_", "copy_", "zero_"]))
-def test_writing_through_any_view(
-    case: tuple[tuple[int, ...], list[Step]], write: str
-) -> None:
+def test_writing_through_any_view(case: tuple[tuple[int, ...], list[Step]], write: str) -> None:
     base_cpu, base = both(case[0])
     alias = base.view(-1)
     cpu, device = base_cpu, base

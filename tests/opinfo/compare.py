@@ -15,11 +15,11 @@ from torch.utils import _pytree as pytree
 DEVICE = "tpu"
 
 TOLERANCE: dict[torch.dtype, dict[str, float]] = {
-    torch.float32: dict(rtol=1e-4, atol=1e-4),
-    torch.complex64: dict(rtol=1e-4, atol=1e-4),
-    torch.float64: dict(rtol=1e-6, atol=1e-6),
-    torch.bfloat16: dict(rtol=3e-2, atol=3e-2),
-    torch.float16: dict(rtol=5e-3, atol=5e-3),
+    torch.float32: {"rtol": 1e-4, "atol": 1e-4},
+    torch.complex64: {"rtol": 1e-4, "atol": 1e-4},
+    torch.float64: {"rtol": 1e-6, "atol": 1e-6},
+    torch.bfloat16: {"rtol": 3e-2, "atol": 3e-2},
+    torch.float16: {"rtol": 5e-3, "atol": 5e-3},
 }
 
 # Another random stream gives other numbers: shape and dtype are compared here, distributions in
@@ -79,7 +79,7 @@ def assert_same(expected: Any, actual: Any, exact: bool) -> None:
             f"got {got.dtype} {tuple(got.shape)}; expected {want.dtype} {tuple(want.shape)}"
         )
         if exact:
-            tolerance = TOLERANCE.get(want.dtype, dict(rtol=0.0, atol=0.0))
+            tolerance = TOLERANCE.get(want.dtype, {"rtol": 0.0, "atol": 0.0})
             host = got.detach().cpu()
             assert_close(host, want.detach(), equal_nan=True, check_stride=False, **tolerance)
 

@@ -1,4 +1,4 @@
-"""Ops that do not agree with the CPU, each with its reason. Strict: an entry that passes is an error."""
+"""Ops that do not agree with the CPU, each with its reason. An entry that passes is an error."""
 
 from __future__ import annotations
 

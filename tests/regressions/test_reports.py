@@ -32,19 +32,19 @@ CASES = [r for r in E if r["run"] and r["group"][0] in GROUPS]
 @pytest.mark.parametrize("report", CASES, ids=address)
 def test_report(report: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    names = dict(
-        torch=torch,
-        F=F,
-        nn=torch.nn,
-        dev=torch.device("tpu"),
-        BACKEND="tpu",
-        copy=copy,
-        io=io,
-        math=math,
-        pickle=pickle,
-        gc=gc,
-        warnings=warnings,
-    )
+    names = {
+        "torch": torch,
+        "F": F,
+        "nn": torch.nn,
+        "dev": torch.device("tpu"),
+        "BACKEND": "tpu",
+        "copy": copy,
+        "io": io,
+        "math": math,
+        "pickle": pickle,
+        "gc": gc,
+        "warnings": warnings,
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         exec(compile(report["code"], address(report), "exec"), names)

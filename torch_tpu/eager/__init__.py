@@ -1,1 +1,1 @@
-"""The eager device: which ATen ops get the native boxed kernel, and the ops composed on the host."""
+"""The eager device: which ATen ops get the boxed kernel, and the ops composed on the host."""

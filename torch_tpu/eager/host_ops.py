@@ -1,4 +1,4 @@
-"""Ops whose result size is data: a padded program, one read-back of the count, a view of the result.
+"""Ops whose result size is data: a padded program, one read-back of the count, a view.
 
 The padded programs are ops of the namespace ``torch_tpu``, so that they are lowered, cached and run
 like any other op; no program depends on the count.
@@ -128,7 +128,7 @@ def nonzero(self: torch.Tensor) -> torch.Tensor:
 def masked_select(self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     if mask.dtype not in (torch.bool, torch.uint8):
         raise RuntimeError(
-            "masked_select: expected BoolTensor or ByteTensor for mask, but got " f"{mask.dtype}"
+            f"masked_select: expected BoolTensor or ByteTensor for mask, but got {mask.dtype}"
         )
     values, count = _ops.masked_select_padded(self, mask)
     return values.narrow(0, 0, int(count))
@@ -141,7 +141,10 @@ def _cut_unique(results: Sequence[torch.Tensor], dim: int, counted: bool) -> Any
 
 
 def unique2(
-    self: torch.Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+    self: torch.Tensor,
+    sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
 ) -> Any:
     """Distinct elements, always sorted (PyTorch leaves the order open when not asked to sort)."""
     values, inverse, counts = _cut_unique(

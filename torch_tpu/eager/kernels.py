@@ -52,7 +52,7 @@ def returns_view(overload: Any) -> bool:
 
 
 def operand_names(overload: Any, lowering: registry.Lowering) -> list[str]:
-    """Arguments of ``overload`` that travel as operands: Scalars, and what the lowering declares."""
+    """Arguments that travel as operands: Scalars, and what the lowering declares."""
     names = []
     for argument in overload._schema.arguments:
         if argument.name in lowering.static:

@@ -47,9 +47,7 @@ def _float_literal(value: float, dtype: torch.dtype) -> str:
         fmt, bits = _PACK[dtype]
         word = struct.unpack(bits, struct.pack(fmt, value))[0]
         return f"0x{word:0{dtype.itemsize * 2}X}"
-    word = torch.tensor(value, dtype=dtype).view(
-        {1: torch.uint8, 2: torch.uint16}[dtype.itemsize]
-    )
+    word = torch.tensor(value, dtype=dtype).view({1: torch.uint8, 2: torch.uint16}[dtype.itemsize])
     return f"0x{int(word.item()):0{dtype.itemsize * 2}X}"
 
 
@@ -205,7 +203,12 @@ class Builder(ElementwiseMixin, RegionMixin, RandomMixin):
         if dtype.is_complex and not x.dtype.is_complex:
             part = self.convert(x, REAL_OF_COMPLEX[dtype])
             return self.complex(part, self.constant(0, part.dtype, part.shape))
-        if x.dtype.is_floating_point and dtype in (torch.uint8, torch.uint16, torch.int8, torch.int16):
+        if x.dtype.is_floating_point and dtype in (
+            torch.uint8,
+            torch.uint16,
+            torch.int8,
+            torch.int16,
+        ):
             # A C cast goes through a wide integer and wraps; stablehlo.convert saturates.
             x = self._raw_convert(x, torch.int64 if x.dtype.itemsize > 4 else torch.int32)
         return self._raw_convert(x, dtype)
@@ -312,7 +315,9 @@ class Builder(ElementwiseMixin, RegionMixin, RandomMixin):
         shape = tuple(max(0, -(-(e - s) // t)) for s, e, t in triples)
         ranges = ", ".join(f"{s}:{e}" + (f":{t}" if t != 1 else "") for s, e, t in triples)
         out = tensor_type(shape, x.dtype)
-        return self.emit(f"stablehlo.slice {x.name} [{ranges}] : ({x.type}) -> {out}", shape, x.dtype)
+        return self.emit(
+            f"stablehlo.slice {x.name} [{ranges}] : ({x.type}) -> {out}", shape, x.dtype
+        )
 
     def slice_dim(self, x: Value, dim: int, start: int, limit: int, step: int = 1) -> Value:
         """Static slice of one dim."""
@@ -340,7 +345,10 @@ class Builder(ElementwiseMixin, RegionMixin, RandomMixin):
         names = "".join(f", {v.name}" for v in at)
         types = ", ".join([x.type] + [v.type for v in at])
         out = tensor_type(sizes, x.dtype)
-        text = f"stablehlo.dynamic_slice {x.name}{names}, sizes = {int_list(sizes)} : ({types}) -> {out}"
+        text = (
+            f"stablehlo.dynamic_slice {x.name}{names}, sizes = {int_list(sizes)} "
+            f": ({types}) -> {out}"
+        )
         return self.emit(text, sizes, x.dtype)
 
     def dynamic_update_slice(self, x: Value, update: Value, starts: Sequence[Operand]) -> Value:
@@ -350,7 +358,9 @@ class Builder(ElementwiseMixin, RegionMixin, RandomMixin):
         at = [self.as_value(s, torch.int64) for s in starts]
         names = "".join(f", {v.name}" for v in at)
         types = ", ".join([x.type, update.type] + [v.type for v in at])
-        text = f"stablehlo.dynamic_update_slice {x.name}, {update.name}{names} : ({types}) -> {x.type}"
+        text = (
+            f"stablehlo.dynamic_update_slice {x.name}, {update.name}{names} : ({types}) -> {x.type}"
+        )
         return self.emit(text, x.shape, x.dtype)
 
     def pad(
@@ -361,7 +371,7 @@ class Builder(ElementwiseMixin, RegionMixin, RandomMixin):
         high: Sequence[int],
         interior: Sequence[int] | None = None,
     ) -> Value:
-        """Pad with ``value``; negative amounts crop; ``interior`` puts that many between elements."""
+        """Pad with ``value``; negative amounts crop; ``interior`` goes between elements."""
         interior = [0] * x.rank if interior is None else list(interior)
         if not any(low) and not any(high) and not any(interior):
             return x
@@ -398,7 +408,9 @@ class Builder(ElementwiseMixin, RegionMixin, RandomMixin):
 
     def stack(self, values: Sequence[Value], dim: int) -> Value:
         """Join along a new dim."""
-        return self.concatenate([self.unsqueeze(v, dim) for v in values], dim % (values[0].rank + 1))
+        return self.concatenate(
+            [self.unsqueeze(v, dim) for v in values], dim % (values[0].rank + 1)
+        )
 
     def reverse(self, x: Value, dims: Sequence[int]) -> Value:
         if not dims or x.numel == 0:
@@ -438,7 +450,9 @@ class Builder(ElementwiseMixin, RegionMixin, RandomMixin):
             + [y.shape[d] for d in free_y]
         )
         batching = (
-            f"batching_dims = {int_list(batch[0])} x {int_list(batch[1])}, " if len(batch[0]) else ""
+            f"batching_dims = {int_list(batch[0])} x {int_list(batch[1])}, "
+            if len(batch[0])
+            else ""
         )
         out = tensor_type(shape, dtype)
         text = (
@@ -492,7 +506,8 @@ class Builder(ElementwiseMixin, RegionMixin, RandomMixin):
         flip = f", reverse = [{', '.join(['true'] * n)}]" if reverse else ""
         text = (
             f"stablehlo.convolution({x.name}, {w.name}) dim_numbers = {layout}, window = "
-            f"{{stride = {int_list(stride)}, pad = [{pads}], lhs_dilate = {int_list(lhs_dilation)}, "
+            f"{{stride = {int_list(stride)}, pad = [{pads}], "
+            f"lhs_dilate = {int_list(lhs_dilation)}, "
             f"rhs_dilate = {int_list(rhs_dilation)}{flip}}} "
             f"{{batch_group_count = {batch_groups} : i64, feature_group_count = {groups} : i64, "
             f"precision_config = [#stablehlo<precision {self.matmul_precision}>, "
@@ -506,16 +521,24 @@ class Builder(ElementwiseMixin, RegionMixin, RandomMixin):
         that IFFT/IRFFT divide by the length)."""
         shape, dtype = list(x.shape), x.dtype
         if kind == "RFFT":
-            shape[-1], dtype = length[-1] // 2 + 1, {torch.float32: torch.complex64, torch.float64: torch.complex128}[x.dtype]
+            shape[-1], dtype = (
+                length[-1] // 2 + 1,
+                {torch.float32: torch.complex64, torch.float64: torch.complex128}[x.dtype],
+            )
         elif kind == "IRFFT":
             shape[-1], dtype = length[-1], REAL_OF_COMPLEX[x.dtype]
         out = tensor_type(shape, dtype)
-        text = f"stablehlo.fft {x.name}, type = {kind}, length = {int_list(length)} : ({x.type}) -> {out}"
+        text = (
+            f"stablehlo.fft {x.name}, type = {kind}, length = {int_list(length)} "
+            f": ({x.type}) -> {out}"
+        )
         return self.emit(text, shape, dtype)
 
     def cholesky(self, x: Value, lower: bool = True) -> Value:
         flag = "true" if lower else "false"
-        return self.emit(f"stablehlo.cholesky {x.name}, lower = {flag} : {x.type}", x.shape, x.dtype)
+        return self.emit(
+            f"stablehlo.cholesky {x.name}, lower = {flag} : {x.type}", x.shape, x.dtype
+        )
 
     def triangular_solve(
         self,
@@ -587,4 +610,3 @@ class Builder(ElementwiseMixin, RegionMixin, RandomMixin):
             f"stablehlo.optimization_barrier {names} : {types}",
             [(v.shape, v.dtype) for v in values],
         )
-

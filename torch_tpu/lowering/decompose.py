@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 import torch
-import torch._refs  # noqa: F401  (its import registers reference decompositions)
+import torch._refs
 from torch._decomp import global_decomposition_table
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,

@@ -1,21 +1,16 @@
 """Elementwise builder operations: arithmetic, comparison, selection, transcendental functions."""
 
+# A mixin of Builder, whose methods mypy cannot see from here.
+# mypy: disable-error-code="attr-defined"
+
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
 from torch_tpu.lowering.types import COMPLEX_OF_REAL, REAL_OF_COMPLEX, Operand, Value, tensor_type
-
-if TYPE_CHECKING:
-    from torch_tpu.lowering.builder import Builder
-
-    _Base = Builder
-else:
-    _Base = object
 
 
 def _number_dtype(values: Sequence[Operand]) -> torch.dtype:
@@ -31,8 +26,8 @@ def _number_dtype(values: Sequence[Operand]) -> torch.dtype:
     return torch.int64
 
 
-class ElementwiseMixin(_Base):
-    """Operands may be numbers; shapes broadcast; dtypes must agree (numbers and weak values adapt)."""
+class ElementwiseMixin:
+    """Operands may be numbers; shapes broadcast; dtypes must agree (numbers adapt)."""
 
     def operands(self, *values: Operand) -> list[Value]:
         """Bring operands to one dtype and one shape."""
@@ -62,7 +57,9 @@ class ElementwiseMixin(_Base):
         names = ", ".join(a.name for a in args)
         types = ", ".join(a.type for a in args)
         first = args[0]
-        return self.emit(f'"chlo.{op}"({names}) : ({types}) -> {first.type}', first.shape, first.dtype)
+        return self.emit(
+            f'"chlo.{op}"({names}) : ({types}) -> {first.type}', first.shape, first.dtype
+        )
 
     # -- arithmetic ------------------------------------------------------------------------
 
@@ -120,7 +117,9 @@ class ElementwiseMixin(_Base):
         if a.is_unsigned:
             return self.convert(self.ne(a, 0), a.dtype)
         if a.is_float:
-            return self.select(self.ne(a, a), self.constant(0, a.dtype, a.shape), self._unary("sign", a))
+            return self.select(
+                self.ne(a, a), self.constant(0, a.dtype, a.shape), self._unary("sign", a)
+            )
         return self._unary("sign", a)
 
     # -- bits and logic --------------------------------------------------------------------
@@ -163,7 +162,10 @@ class ElementwiseMixin(_Base):
         if a.is_bool or a.is_unsigned:
             kind = "UNSIGNED"
         out = tensor_type(a.shape, torch.bool)
-        text = f"stablehlo.compare {direction}, {a.name}, {c.name}, {kind} : ({a.type}, {c.type}) -> {out}"
+        text = (
+            f"stablehlo.compare {direction}, {a.name}, {c.name}, {kind} "
+            f": ({a.type}, {c.type}) -> {out}"
+        )
         return self.emit(text, a.shape, torch.bool)
 
     def eq(self, x: Operand, y: Operand) -> Value:

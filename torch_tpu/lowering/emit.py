@@ -1,4 +1,4 @@
-"""From one ATen call on typed values to StableHLO: promotion, broadcasting, checks, decomposition."""
+"""From one ATen call on typed values to StableHLO: promotion, broadcasting, checks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def meta_tensor(value: Value) -> torch.Tensor:
 
 
 def wrapped_number(dtype: torch.dtype) -> torch.Tensor:
-    """What PyTorch makes of a Python number given for a tensor: 0-d, on the CPU, weak in promotion."""
+    """What PyTorch makes of a Python number given for a tensor: 0-d, on the CPU, weak."""
     from torch_tpu import _C
 
     tensor = torch.tensor(representative(dtype), dtype=dtype)
@@ -98,7 +98,11 @@ def infer_results(overload: Any, values: Sequence[Any]) -> Any:
 
     def to_meta(x: Any, argument: Any) -> Any:
         if isinstance(x, Value):
-            if x.weak and not str(argument.type).endswith("Tensor]") and "Tensor" not in str(argument.type):
+            if (
+                x.weak
+                and not str(argument.type).endswith("Tensor]")
+                and "Tensor" not in str(argument.type)
+            ):
                 return representative(x.dtype)
             return meta_tensor(x)
         if isinstance(x, (list, tuple)):
@@ -144,7 +148,9 @@ def expected_specs(overload: Any, values: Sequence[Any]) -> list[Spec]:
         return lowering.specs(*values)
     written = written_arguments(overload)
     if written and not any(overload._schema.arguments[i].is_out for i in written):
-        leaves = pytree.tree_leaves([values[i] for i in written], is_leaf=lambda x: isinstance(x, Value))
+        leaves = pytree.tree_leaves(
+            [values[i] for i in written], is_leaf=lambda x: isinstance(x, Value)
+        )
         return [(v.shape, v.dtype) for v in leaves if isinstance(v, Value)]
     return specs_of(infer_results(overload, values))
 
@@ -184,7 +190,12 @@ def emit_op(
 
 def _structure(overload: Any, values: list[Value]) -> Any:
     returns = overload._schema.returns
-    if len(values) == 1 and len(returns) == 1 and "List" not in str(returns[0].type) and "[]" not in str(returns[0].type):
+    if (
+        len(values) == 1
+        and len(returns) == 1
+        and "List" not in str(returns[0].type)
+        and "[]" not in str(returns[0].type)
+    ):
         return values[0]
     return values
 
@@ -206,7 +217,9 @@ def _run(
             if argument.name in lowering.parameters:
                 kwargs[argument.name] = value
             elif argument.name != "dtype" and value is not None and value != argument.default_value:
-                raise LoweringError(f"{overload}: the lowering does not take {argument.name}={value}")
+                raise LoweringError(
+                    f"{overload}: the lowering does not take {argument.name}={value}"
+                )
         else:
             args.append(value)
     saved, b.results = b.results, results
@@ -221,7 +234,12 @@ def _run(
     for i, (out, (shape, dtype)) in enumerate(zip(outs, results, strict=True)):
         if out.dtype is not dtype and lowering.promote != "none":
             out = b.convert(out, dtype)
-        if lowering.lift_0d and out.shape != shape and out.shape in ((1,), ()) and shape in ((1,), ()):
+        if (
+            lowering.lift_0d
+            and out.shape != shape
+            and out.shape in ((1,), ())
+            and shape in ((1,), ())
+        ):
             out = b.reshape(out, shape)
         if out.shape != shape or out.dtype is not dtype:
             raise LoweringError(
@@ -275,9 +293,9 @@ def _common_dtype(lowering: registry.Lowering, schema: Any, values: list[Any]) -
                 operands.append(representative(value.dtype))
             else:
                 operands.append(meta_tensor(value))
-        elif _is_scalar(argument) and value is not None:
-            operands.append(value)
-        elif isinstance(value, (int, float, complex)) and "Tensor" in str(argument.type):
+        elif (_is_scalar(argument) and value is not None) or (
+            isinstance(value, (int, float, complex)) and "Tensor" in str(argument.type)
+        ):
             operands.append(value)
     dtype: torch.dtype | None = None
     tensors = [o for o in operands if isinstance(o, torch.Tensor)]

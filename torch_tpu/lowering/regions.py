@@ -1,21 +1,16 @@
 """Builder operations that carry regions: reductions, windows, sorting, scatter, control flow."""
 
+# A mixin of Builder, whose methods mypy cannot see from here.
+# mypy: disable-error-code="attr-defined"
+
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
 from torch_tpu.lowering.types import Operand, Value, tensor_type
-
-if TYPE_CHECKING:
-    from torch_tpu.lowering.builder import Builder
-
-    _Base = Builder
-else:
-    _Base = object
 
 Spec = tuple[Sequence[int], torch.dtype]
 Body = Callable[..., Value | Sequence[Value]]
@@ -44,7 +39,7 @@ def highest(dtype: torch.dtype) -> int | float | bool:
     return math.inf if dtype.is_floating_point else torch.iinfo(dtype).max
 
 
-class RegionMixin(_Base):
+class RegionMixin:
     """``kind`` names a binary combiner: add, mul, max, min, and, or."""
 
     def _combiner(self, kind: str) -> Callable[[Value, Value], Value]:
@@ -71,7 +66,12 @@ class RegionMixin(_Base):
     # -- reductions ------------------------------------------------------------------------
 
     def reduce(
-        self, x: Value, kind: str, dims: Sequence[int], keepdim: bool = False, init: Operand | None = None
+        self,
+        x: Value,
+        kind: str,
+        dims: Sequence[int],
+        keepdim: bool = False,
+        init: Operand | None = None,
     ) -> Value:
         """Reduce over ``dims`` with a named combiner; ``keepdim`` leaves size-1 dims."""
         dims = sorted(d % max(x.rank, 1) for d in dims)
@@ -91,9 +91,7 @@ class RegionMixin(_Base):
             return self.reshape(out, [1 if d in dims else n for d, n in enumerate(x.shape)])
         return out
 
-    def reduce_combiner(
-        self, kind: str, dtype: torch.dtype
-    ) -> Callable[[Value, Value], Value]:
+    def reduce_combiner(self, kind: str, dtype: torch.dtype) -> Callable[[Value, Value], Value]:
         """XLA:CPU does not vectorise a NaN-propagating maximum; spelt as a select it does."""
         if kind not in ("max", "min") or not dtype.is_floating_point:
             return self._combiner(kind)
@@ -168,7 +166,9 @@ class RegionMixin(_Base):
         names = ", ".join(v.name for v in [*values, *inits])
         types = ", ".join(v.type for v in [*values, *inits])
         outs = ", ".join(tensor_type(shape, v.dtype) for v in values)
-        text = f'"stablehlo.reduce_window"({names}) <{{{attrs}}}> ({region}) : ({types}) -> ({outs})'
+        text = (
+            f'"stablehlo.reduce_window"({names}) <{{{attrs}}}> ({region}) : ({types}) -> ({outs})'
+        )
         return self.emit_many(text, [(shape, v.dtype) for v in values])
 
     def select_and_scatter(
@@ -200,7 +200,7 @@ class RegionMixin(_Base):
     def sort(
         self, values: Sequence[Value], dim: int, less: Callable[..., Value], stable: bool = True
     ) -> tuple[Value, ...]:
-        """Sort all values together along ``dim``. ``less(a0, b0, a1, b1, …)`` compares two entries."""
+        """Sort all values together along ``dim``; ``less(a0, b0, a1, b1, …)`` compares entries."""
         first = values[0]
         args = [((), v.dtype) for v in values for _ in range(2)]
         region = self.nested(args, less)
@@ -239,9 +239,7 @@ class RegionMixin(_Base):
         """StableHLO gather. Indices are clamped by XLA: check or wrap them before."""
         batch = [n for d, n in enumerate(indices.shape) if d != index_vector_dim]
         window = [
-            n
-            for d, n in enumerate(slice_sizes)
-            if d not in collapsed and d not in operand_batching
+            n for d, n in enumerate(slice_sizes) if d not in collapsed and d not in operand_batching
         ]
         rank = len(batch) + len(window)
         shape = [0] * rank
@@ -298,7 +296,9 @@ class RegionMixin(_Base):
             f"update_window_dims = {_list(update_window_dims)}" if update_window_dims else "",
             f"inserted_window_dims = {_list(inserted)}" if inserted else "",
             f"input_batching_dims = {_list(operand_batching)}" if operand_batching else "",
-            f"scatter_indices_batching_dims = {_list(indices_batching)}" if indices_batching else "",
+            f"scatter_indices_batching_dims = {_list(indices_batching)}"
+            if indices_batching
+            else "",
             f"scatter_dims_to_operand_dims = {_list(scatter_dims)}" if scatter_dims else "",
             f"index_vector_dim = {index_vector_dim}",
         ]
@@ -370,7 +370,9 @@ class RegionMixin(_Base):
 
         return self.while_([start, *inits], lambda i, *_: self.lt(i, count), step)[1:]
 
-    def if_(self, condition: Value, then: Body, otherwise: Body, specs: Sequence[Spec]) -> tuple[Value, ...]:
+    def if_(
+        self, condition: Value, then: Body, otherwise: Body, specs: Sequence[Spec]
+    ) -> tuple[Value, ...]:
         """Branch on an i1 scalar; branches take no arguments and may read outer values."""
         a, c = self.nested([], then), self.nested([], otherwise)
         outs = ", ".join(tensor_type(s, d) for s, d in specs)

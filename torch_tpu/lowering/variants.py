@@ -30,9 +30,7 @@ def written_arguments(overload: Any) -> tuple[int, ...]:
 
 
 def _signature(schema: Any, skip: tuple[int, ...] = ()) -> list[tuple[str, str]]:
-    return [
-        (a.name, str(a.type)) for i, a in enumerate(schema.arguments) if i not in skip
-    ]
+    return [(a.name, str(a.type)) for i, a in enumerate(schema.arguments) if i not in skip]
 
 
 def _packets(namespace: str, name: str) -> list[Any]:

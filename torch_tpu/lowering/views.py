@@ -91,7 +91,9 @@ def _refined(b: Builder, base: Value, levels: list[_Level]) -> Value:
     return x
 
 
-def _window(levels: list[_Level], offset: Sequence[Operand], numel: int) -> tuple[list[Operand], list[int]]:
+def _window(
+    levels: list[_Level], offset: Sequence[Operand], numel: int
+) -> tuple[list[Operand], list[int]]:
     """Starts and sizes of the view's window over the refined base."""
     feed = iter(offset)
     starts: list[Operand] = []

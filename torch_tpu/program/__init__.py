@@ -1,1 +1,1 @@
-"""Programs: from a described ATen call to StableHLO text and a plan for its operands and results."""
+"""Programs: from a described ATen call to StableHLO text and a plan."""

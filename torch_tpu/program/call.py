@@ -1,17 +1,18 @@
 """One ATen call → one program. Entered by the native core on a cache miss, with the GIL.
 
-The core describes the call's arguments; :func:`compile_call` answers with a :class:`Plan`: StableHLO
-text, which storages and operand packs it takes, and what becomes of each result.
+The core describes the call's arguments; :func:`compile_call` answers with a :class:`Plan`:
+StableHLO text, which storages and operand packs it takes, and what becomes of each result.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -226,15 +227,14 @@ def compile_call(
 ) -> Plan | None:
     """Plan the program of one call; None asks the core to run the op on the CPU.
 
-    Raises what PyTorch raises for wrong shapes and dtypes, and NotImplementedError for an op that has
-    neither a lowering nor a decomposition when the CPU fallback is off.
+    Raises what PyTorch raises for wrong shapes and dtypes, and NotImplementedError for an op that
+    has neither a lowering nor a decomposition when the CPU fallback is off.
     """
     overload = find_overload(name)
     args, _, _ = number_slots(args, 0, 0)
     check_call(name, args)
     written = written_arguments(overload)
     check_overlap(overload, args, written)
-    check_broadcast(overload, args)
     try:
         return _plan(overload, args, storages, written, n_ints, n_floats)
     except NotImplementedError as error:
@@ -272,28 +272,41 @@ def check_overlap(overload: Any, args: Sequence[Any], written: Sequence[int]) ->
                 )
 
 
-def check_broadcast(overload: Any, args: Sequence[Any]) -> None:
-    """Operands of a pointwise op must broadcast; PyTorch's reference kernels word it differently."""
-    lowering = registry.find(overload)
-    if lowering is None and overload._schema.is_mutable:
-        variant = functional_variant(overload)
-        lowering = registry.find(variant.functional) if variant is not None else None
-    if lowering is None or not lowering.broadcast:
-        return
-    shape: tuple[int, ...] = ()
-    for argument, arg in zip(overload._schema.arguments, args, strict=True):
-        if not isinstance(arg, TensorArg) or argument.is_out:
-            continue
-        rank = max(len(shape), len(arg.sizes))
-        a = (1,) * (rank - len(shape)) + shape
-        c = (1,) * (rank - len(arg.sizes)) + arg.sizes
-        for d, (m, n) in enumerate(zip(a, c, strict=True)):
-            if m != n and m != 1 and n != 1:
-                raise RuntimeError(
-                    f"The size of tensor a ({m}) must match the size of tensor b ({n}) at "
-                    f"non-singleton dimension {d}"
-                )
-        shape = tuple(n if m == 1 else m for m, n in zip(a, c, strict=True))
+# Larger calls are not repeated on the CPU for the sake of an error message.
+_MAX_NUMEL_FOR_ERRORS = 1 << 24
+
+
+def raise_as_cpu(overload: Any, args: Sequence[Any], error: Exception) -> NoReturn:
+    """Raise what the CPU raises for this call; ``error`` itself if the CPU takes it.
+
+    PyTorch's meta kernels agree with the CPU on what is wrong, but those written in Python not
+    always on the exception's class and words.
+    """
+    leaves: list[TensorArg] = []
+    for arg in args:
+        map_arguments(arg, lambda a: leaves.append(a) if isinstance(a, TensorArg) else None)
+    if sum(math.prod(t.sizes) for t in leaves) > _MAX_NUMEL_FOR_ERRORS:
+        raise error
+
+    def to_cpu(arg: TensorArg | ScalarArg) -> Any:
+        if isinstance(arg, ScalarArg):
+            return arg.value
+        if arg.wrapped:
+            return emit.wrapped_number(arg.dtype)
+        return torch.empty_strided(arg.sizes, arg.strides, dtype=arg.dtype).zero_()
+
+    values = [map_arguments(a, to_cpu) for a in args]
+    for i, argument in enumerate(overload._schema.arguments):
+        if argument.name == "device" and values[i] is not None:
+            values[i] = torch.device("cpu")
+    positional, keywords = emit.unbind_arguments(overload, values)
+    try:
+        overload(*positional, **keywords)
+    except NotImplementedError:
+        raise error from None
+    except Exception as on_cpu:
+        raise on_cpu.with_traceback(None) from None
+    raise error
 
 
 def _run_meta(overload: Any, args: Sequence[Any]) -> tuple[Any, list[Any]]:
@@ -320,6 +333,8 @@ def _run_meta(overload: Any, args: Sequence[Any]) -> tuple[Any, list[Any]]:
             return overload(*positional, **keywords), metas
         except NotImplementedError:
             return None, metas
+        except Exception as error:
+            raise_as_cpu(overload, args, error)
 
 
 def _plan(
@@ -350,11 +365,12 @@ def _plan(
         targets += args[i] if isinstance(args[i], list) else [args[i]]
 
     values = [map_arguments(a, b.value) for a in args]
+    written_values = [values[i] for i in written]
     if variant is not None:
         outs = _emit_variant(b, variant, values)
     elif written:
         # Only the mutating form exists: its lowering returns the new values of what it writes.
-        specs = [(t.sizes, t.dtype) for t in targets]
+        specs: list[emit.Spec] | None = [(t.sizes, t.dtype) for t in targets]
         outs = emit.emit_op(b, overload, *emit.unbind_arguments(overload, values), results=specs)
     else:
         specs = emit.specs_of(results) if results is not None else None
@@ -364,14 +380,17 @@ def _plan(
     mutated = _undeclared_mutations(lowering, schema, args)
     finished: list[tuple[Value, Output | TensorArg]] = []
     # New results come first, then the new values of what is written.
+    fresh: list[torch.Tensor | None]
     if results is None:
         fresh = [None] * (len(outs) - len(targets) - len(mutated))
     else:
-        fresh = _new_results(schema, results)
+        fresh = list(_new_results(schema, results))
     for value, meta in zip(outs, fresh, strict=False):
         finished.append(_new_output(b, value, meta))
+    unchanged = {id(t): v for t, v in zip(targets, _flatten(written_values), strict=True)}
     for target, value in zip([*targets, *mutated], outs[len(fresh) :], strict=False):
-        finished.append((_fit(b, overload, value, target), target))
+        if value is not unchanged.get(id(target)):
+            finished.append((_fit(b, overload, value, target), target))
     _finish(plan, b, storages, finished)
     plan.returns = _returns(overload, results, written, len(fresh))
     return plan
@@ -379,14 +398,16 @@ def _plan(
 
 def _emit_variant(b: CallEmitter, variant: Variant, values: list[Any]) -> Any:
     picked = []
-    for position, argument in zip(variant.arguments, variant.functional._schema.arguments, strict=True):
+    for position, argument in zip(
+        variant.arguments, variant.functional._schema.arguments, strict=True
+    ):
         picked.append(values[position] if position >= 0 else argument.default_value)
     positional, keywords = emit.unbind_arguments(variant.functional, picked)
     return emit.emit_op(b, variant.functional, positional, keywords)
 
 
 def _undeclared_mutations(lowering: Any, schema: Any, args: list[Any]) -> list[TensorArg]:
-    """Arguments that the op writes although its schema does not say so (batch norm's statistics)."""
+    """Arguments that the op writes although its schema does not say so (running statistics)."""
     if lowering is None or not lowering.mutates:
         return []
     by_name = {a.name: args[i] for i, a in enumerate(schema.arguments)}
@@ -447,10 +468,8 @@ def _type_name(dtype: torch.dtype) -> str:
 
 
 def stride_order(sizes: Sequence[int], strides: Sequence[int]) -> list[int] | None:
-    """Dims from the outermost to the innermost in memory; None if they do not tile a dense block."""
-    order = sorted(
-        (d for d in range(len(sizes)) if sizes[d] != 1), key=lambda d: -strides[d]
-    )
+    """Dims from the outermost to the innermost in memory; None if they tile no dense block."""
+    order = sorted((d for d in range(len(sizes)) if sizes[d] != 1), key=lambda d: -strides[d])
     expected = 1
     for d in reversed(order):
         if strides[d] != expected:
@@ -599,10 +618,8 @@ def eliminate_dead_lines(lines: Sequence[str], live: Sequence[str]) -> list[str]
     return kept
 
 
-def _returns(
-    overload: Any, results: Any, written: tuple[int, ...], n_new: int
-) -> list[Return]:
-    """What the op returns; ``n_new`` tensors are new. Without a meta result a list is all of them."""
+def _returns(overload: Any, results: Any, written: tuple[int, ...], n_new: int) -> list[Return]:
+    """What the op returns; ``n_new`` tensors are new, all of them a list if nothing else tells."""
     schema = overload._schema
     by_alias = {frozenset(schema.arguments[i].alias_info.before_set): i for i in written}
     returns: list[Return] = []

@@ -16,7 +16,7 @@ def matmul_precision() -> str:
 
 
 def index_checks() -> bool:
-    """Whether out-of-range indices are noted on the device (TORCH_TPU_CHECK_INDEX=0 turns it off)."""
+    """Whether out-of-range indices are noted on the device (TORCH_TPU_CHECK_INDEX)."""
     return _C.index_checks()
 
 

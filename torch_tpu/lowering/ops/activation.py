@@ -280,7 +280,8 @@ def _wide(b: OpBuilder, *values: Value) -> list[Value]:
 
 @lower("aten.glu")
 def glu(b: OpBuilder, x: Value, dim: int = -1) -> Value:
-    first, second = _halves(b, *_wide(b, x), canonical_dim(dim, x.rank))
+    (wide,) = _wide(b, x)
+    first, second = _halves(b, wide, canonical_dim(dim, x.rank))
     return b.convert(b.mul(first, b.sigmoid(second)), x.dtype)
 
 
@@ -337,5 +338,3 @@ def gelu_backward(b: OpBuilder, grad: Value, x: Value, *, approximate: str = "no
     cdf = b.mul(b.add(b.erf(b.mul(x, _SQRT_HALF)), 1), 0.5)
     pdf = b.mul(b.exp(b.mul(b.mul(x, x), -0.5)), 1 / math.sqrt(2 * math.pi))
     return b.mul(grad, b.add(cdf, b.mul(x, pdf)))
-
-

@@ -21,7 +21,7 @@ _MASKED = -math.inf
 
 @dataclass(frozen=True)
 class _Heads:
-    """query (B, K, G * Q, D) with G query heads for each of the K key heads; key, value (B, K, S, …)."""
+    """query (B, K, G * Q, D), G query heads for each of K key heads; key, value (B, K, S, …)."""
 
     query: Value
     key: Value
@@ -63,9 +63,7 @@ def _dot(b: OpBuilder, x: Value, y: Value, contract: tuple[int, int]) -> Value:
     return b.dot_general(x, y, ([first], [second]), ([0, 1], [0, 1]), opmath_dtype(x.dtype))
 
 
-def _scores(
-    b: OpBuilder, h: _Heads, bias: Value | None, is_causal: bool, scale: float
-) -> Value:
+def _scores(b: OpBuilder, h: _Heads, bias: Value | None, is_causal: bool, scale: float) -> Value:
     """Scaled, biased and masked scores (B, H, Q, S)."""
     shape = h.scores_shape
     scores = b.reshape(b.mul(_dot(b, h.query, h.key, (3, 3)), scale), shape)

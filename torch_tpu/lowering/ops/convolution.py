@@ -27,6 +27,8 @@ _MOST_SPLITS = 64
 # weight gradient matrix products.
 _SMALL_PATCH = 64
 _LARGE_PATCH = 160
+# Windows of depthwise convolutions of at most this many elements are unrolled.
+_MOST_TAPS = 128
 
 
 def _expand(values: Ints, n: int) -> list[int]:
@@ -77,7 +79,7 @@ def correlate(
     if any(lo < 0 or hi < 0 for lo, hi in pads) or (n == 3 and any(s > 1 for s in spread)):
         x, pads, spread = _crop_pad(b, x, pads, spread), [(0, 0)] * n, [1] * n
     channels = x.shape[1]
-    if groups == channels > 1 and math.prod(w.shape[2:]) <= _SMALL_PATCH:
+    if groups == channels > 1 and math.prod(w.shape[2:]) <= _MOST_TAPS:
         x = _crop_pad(b, x, pads, spread)
         return _depthwise(b, x, w, stride, dilation)
     if 1 < groups <= _MOST_SPLITS:
@@ -290,10 +292,10 @@ def weight_gradient(
     x, g = b.convert(x, dtype), b.convert(g, dtype)
     channels, out = x.shape[1], g.shape[1]
     area = math.prod(window)
-    if groups == channels > 1 and area <= _SMALL_PATCH:
+    if groups == channels > 1 and area <= _MOST_TAPS:
         taps = _taps(b, _crop_pad(b, x, pads, [1] * n), window, stride, dilation)
         return _depthwise_gradient(b, taps, g, window)
-    if groups > 1:
+    if 1 < groups <= _MOST_SPLITS:
         wide, many = channels // groups, out // groups
         parts = [
             weight_gradient(
@@ -309,7 +311,7 @@ def weight_gradient(
             for i in range(groups)
         ]
         return b.concatenate(parts, 0)
-    if n == 3:
+    if n == 3 and groups == 1:
         x = _crop_pad(b, x, [pads[0], (0, 0), (0, 0)], [1, 1, 1])
         planes = [
             weight_gradient(
@@ -325,7 +327,7 @@ def weight_gradient(
             for s in _depth_slices(b, x, window[0], stride[0], dilation[0])
         ]
         return b.stack(planes, 2)
-    if area == 1 or area * channels <= _LARGE_PATCH:
+    if groups == 1 and (area == 1 or area * channels <= _LARGE_PATCH):
         rows = _patches(b, _crop_pad(b, x, pads, [1] * n), window, stride, dilation)
         flat = b.reshape(g, (g.shape[0], out, rows.shape[2]))
         if area == 1:
@@ -334,9 +336,10 @@ def weight_gradient(
             total = b.reduce(b.dot_general(flat, rows, ([2], [2]), ([0], [0])), "add", [0])
         return b.reshape(total, (out, channels, *window))
     if any(hi < 0 for _, hi in pads):
-        x, pads = _crop_pad(b, x, [(0, min(hi, 0)) for _, hi in pads], [1] * n), [
-            (lo, max(hi, 0)) for lo, hi in pads
-        ]
+        x, pads = (
+            _crop_pad(b, x, [(0, min(hi, 0)) for _, hi in pads], [1] * n),
+            [(lo, max(hi, 0)) for lo, hi in pads],
+        )
     return _swapped(b, x, g, stride, pads, dilation, groups, dtype)
 
 
@@ -371,7 +374,9 @@ def _depthwise_gradient(b: OpBuilder, taps: list[Value], g: Value, window: Ints)
     spatial = list(range(3, len(shape)))
     grad = b.reshape(g, shape)
     sums = [
-        b.reduce(b.mul(b.broadcast_in_dim(tap, shape, [0, 1, *spatial]), grad), "add", [0, *spatial])
+        b.reduce(
+            b.mul(b.broadcast_in_dim(tap, shape, [0, 1, *spatial]), grad), "add", [0, *spatial]
+        )
         for tap in taps
     ]
     return b.reshape(b.stack(sums, 2), (channels * many, 1, *window))

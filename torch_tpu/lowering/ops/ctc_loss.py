@@ -131,7 +131,10 @@ def _log_add(b: OpBuilder, *terms: Value) -> Value:
 
 
 def _scan(
-    b: OpBuilder, emission: Value, constants: Sequence[Value], step: Callable[..., Value],
+    b: OpBuilder,
+    emission: Value,
+    constants: Sequence[Value],
+    step: Callable[..., Value],
     reverse: bool,
 ) -> Value:
     """Rows of ``step(t, previous, emitted, *constants)`` for all t, as (T, N, L)."""
@@ -229,7 +232,7 @@ def ctc_loss_backward(
 ) -> Value:
     """exp(log_probs) minus the posterior of each class, times the loss's gradient."""
     p = _problem(b, log_probs, targets, input_lengths, target_lengths, blank)
-    steps, batch, classes = log_probs.shape
+    _steps, batch, classes = log_probs.shape
     joint = b.add(b.transpose(log_alpha, [1, 0, 2]), _betas(b, p))
     shape = joint.shape
     given = b.broadcast_to(b.reshape(loss, (1, batch, 1)), shape)
@@ -240,9 +243,7 @@ def ctc_loss_backward(
     posterior = b.select(visited, posterior, 0)
     one_hot_shape = (batch, shape[2], classes)
     hot = b.convert(
-        b.eq(
-            b.iota(one_hot_shape, 2), b.broadcast_to(b.unsqueeze(p.labels, 2), one_hot_shape)
-        ),
+        b.eq(b.iota(one_hot_shape, 2), b.broadcast_to(b.unsqueeze(p.labels, 2), one_hot_shape)),
         log_probs.dtype,
     )
     saved, b.matmul_precision = b.matmul_precision, "HIGHEST"
@@ -251,7 +252,9 @@ def ctc_loss_backward(
     by_class = b.transpose(by_class, [1, 0, 2])
     scale = b.broadcast_to(b.reshape(b.broadcast_to(grad, (batch,)), (1, batch, 1)), by_class.shape)
     out = b.mul(b.sub(b.exp(log_probs), by_class), scale)
-    wanted = b.lt(b.iota(out.shape, 0), b.broadcast_to(b.reshape(p.steps, (1, batch, 1)), out.shape))
+    wanted = b.lt(
+        b.iota(out.shape, 0), b.broadcast_to(b.reshape(p.steps, (1, batch, 1)), out.shape)
+    )
     if zero_infinity:
         finite = b.ne(loss, math.inf)
         wanted = b.and_(wanted, b.broadcast_to(b.reshape(finite, (1, batch, 1)), out.shape))

@@ -134,7 +134,12 @@ Tap = tuple[list[Value], Value, list[Value]]
 
 
 def _taps(
-    b: OpBuilder, points: Sequence[Value], sizes: Sequence[int], mode: int, padding: int, align: bool
+    b: OpBuilder,
+    points: Sequence[Value],
+    sizes: Sequence[int],
+    mode: int,
+    padding: int,
+    align: bool,
 ) -> tuple[list[Tap], list[Value]]:
     """Taps of all points (N, P) per dim, and the slope of each position with the grid."""
     raw = [_unnormalised(b, g, size, align) for g, size in zip(points, sizes, strict=True)]

@@ -259,9 +259,7 @@ def _cells(b: OpBuilder, x: Value, w: Windows, shift: Ints, fill: float) -> Valu
     x = b.broadcast_in_dim(x, shape, dims)
     x = b.reshape(x, [*lead, *(m * s for m, s in zip(w.out, w.stride, strict=True))])
     low = [a * s - p for a, s, p in zip(shift, w.stride, w.padding, strict=True)]
-    high = [
-        size - m * s - lo for size, m, s, lo in zip(w.sizes, w.out, w.stride, low, strict=True)
-    ]
+    high = [size - m * s - lo for size, m, s, lo in zip(w.sizes, w.out, w.stride, low, strict=True)]
     return b.pad(x, fill, [0] * rank + low, [0] * rank + high)
 
 
@@ -331,8 +329,11 @@ def _spread_sums(b: OpBuilder, grad: Value, w: Windows) -> Value:
         shape = [*grad.shape[: -w.n], *(m * s for m, s in zip(w.out, w.stride, strict=True))]
         plain = [0] * w.n
         part = _cells(
-            b, grad, Windows(tuple(shape[-w.n :]), w.out, w.window, w.stride, tuple(plain), w.dilation),
-            plain, 0,
+            b,
+            grad,
+            Windows(tuple(shape[-w.n :]), w.out, w.window, w.stride, tuple(plain), w.dilation),
+            plain,
+            0,
         )
         for axis in range(w.n):
             reach = w.window[axis] - shift[axis] * w.stride[axis]
@@ -351,9 +352,7 @@ def _spread_sums(b: OpBuilder, grad: Value, w: Windows) -> Value:
 
 
 def _register_avg_pool(n: int) -> None:
-    def windows(
-        sizes: Ints, out: Ints, kernel_size: Ints, stride: Ints, padding: Ints
-    ) -> Windows:
+    def windows(sizes: Ints, out: Ints, kernel_size: Ints, stride: Ints, padding: Ints) -> Windows:
         return _windows(sizes, out, kernel_size, stride, padding, (1,), n)
 
     @lower(f"aten.avg_pool{n}d")

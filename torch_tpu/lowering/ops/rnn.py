@@ -16,7 +16,11 @@ from torch_tpu.lowering.types import Value, opmath_dtype
 
 def _with_bias(b: OpBuilder, gates: Value, bias: Value | None) -> Value:
     wide = b.convert(gates, opmath_dtype(gates.dtype))
-    return wide if bias is None else b.add(wide, b.broadcast_to(b.convert(bias, wide.dtype), wide.shape))
+    return (
+        wide
+        if bias is None
+        else b.add(wide, b.broadcast_to(b.convert(bias, wide.dtype), wide.shape))
+    )
 
 
 def _split(b: OpBuilder, x: Value, parts: int) -> list[Value]:
@@ -45,9 +49,7 @@ def lstm_cell(
     hidden_bias: Value | None = None,
 ) -> tuple[Value, Value, Value]:
     """Gates (N, 4 H), cell state (N, H); returns hy, cy and the activated gates (N, 4 H)."""
-    total = b.add(
-        _with_bias(b, input_gates, input_bias), _with_bias(b, hidden_gates, hidden_bias)
-    )
+    total = b.add(_with_bias(b, input_gates, input_bias), _with_bias(b, hidden_gates, hidden_bias))
     i, f, g, o = _split(b, total, 4)
     i, f, g, o = b.sigmoid(i), b.sigmoid(f), b.tanh(g), b.sigmoid(o)
     cy = b.add(b.mul(f, b.convert(cx, total.dtype)), b.mul(i, g))

@@ -64,9 +64,7 @@ def log_softmax_backward(
 
 
 @lower("aten._safe_softmax", lift_0d=True)
-def safe_softmax(
-    b: OpBuilder, x: Value, dim: int, dtype: torch.dtype | None = None
-) -> Value:
+def safe_softmax(b: OpBuilder, x: Value, dim: int, dtype: torch.dtype | None = None) -> Value:
     """Softmax whose fully masked rows (all -inf) are zero instead of NaN."""
     dim = canonical_dim(dim, x.rank)
     wide = b.convert(x, opmath_dtype(b.out_dtype))

@@ -79,9 +79,7 @@ def _cubic_taps(b: OpBuilder, axis: _Axis) -> list[Tap]:
     base = b.floor(source)
     weights = cubic_weights(b, b.sub(source, base))
     first = b.convert(base, torch.int32)
-    return [
-        (b.clamp(b.add(first, i - 1), 0, axis.size - 1), w) for i, w in enumerate(weights)
-    ]
+    return [(b.clamp(b.add(first, i - 1), 0, axis.size - 1), w) for i, w in enumerate(weights)]
 
 
 def _matrix_of_taps(b: OpBuilder, taps: Sequence[Tap], axis: _Axis) -> Value:
@@ -327,7 +325,7 @@ def _nearest_positions(axis: _Axis, exact: bool) -> list[int]:
     if not exact and axis.out == 2 * axis.size:
         return [i // 2 for i in range(axis.out)]
     shift = 0.5 if exact else 0.0
-    return [min(int(math.floor(_f32((i + shift) * step))), axis.size - 1) for i in range(axis.out)]
+    return [min(math.floor(_f32((i + shift) * step)), axis.size - 1) for i in range(axis.out)]
 
 
 def _repeat(axis: _Axis, positions: Sequence[int]) -> int:
