@@ -64,7 +64,9 @@ def test_float32(name: str) -> None:
 def test_other_dtype(name: str) -> None:
     """Ops without a float32 form: their first supported dtype of ours."""
     supported = OPS[name].supported_dtypes("cpu")
-    dtype = next(d for d in FULL_DTYPES if d in supported)
+    dtype = next((d for d in FULL_DTYPES if d in supported), None)
+    if dtype is None:
+        pytest.skip("the CPU has it for none of these dtypes (float8 only, or CUDA only)")
     run(name, dtype, 2)
 
 

@@ -90,6 +90,7 @@ class Builder(ElementwiseMixin, RegionMixin, RandomMixin):
         self.target = "cpu"
         # Names of argument values that PyTorch sees with strides that are not contiguous: a few ops
         # (LU-based ones) return something else for them.
+        self._transposed: dict[str, tuple[Value, tuple[int, ...]]] = {}
         self.strided: set[str] = set()
 
     # -- text ------------------------------------------------------------------------------
@@ -254,7 +255,9 @@ class Builder(ElementwiseMixin, RegionMixin, RandomMixin):
         shape = tuple(x.shape[d] for d in dims)
         out = tensor_type(shape, x.dtype)
         text = f"stablehlo.transpose {x.name}, dims = {int_list(dims)} : ({x.type}) -> {out}"
-        return self.emit(text, shape, x.dtype)
+        result = self.emit(text, shape, x.dtype)
+        self._transposed[result.name] = (x, tuple(dims))
+        return result
 
     def swap(self, x: Value, a: int, c: int) -> Value:
         """Exchange two dims."""
@@ -442,6 +445,10 @@ class Builder(ElementwiseMixin, RegionMixin, RandomMixin):
         ``dtype`` is the accumulation and result dtype (default: x's).
         """
         dtype = dtype or x.dtype
+        # A matmul reads its operands in any order of dims, so a transpose before it is dropped.
+        x, contract_x, batch_x = self._untransposed(x, contract[0], batch[0])
+        y, contract_y, batch_y = self._untransposed(y, contract[1], batch[1])
+        contract, batch = (contract_x, contract_y), (batch_x, batch_y)
         free_x = [d for d in range(x.rank) if d not in batch[0] and d not in contract[0]]
         free_y = [d for d in range(y.rank) if d not in batch[1] and d not in contract[1]]
         shape = tuple(
@@ -462,6 +469,16 @@ class Builder(ElementwiseMixin, RegionMixin, RandomMixin):
             f": ({x.type}, {y.type}) -> {out}"
         )
         return self.emit(text, shape, dtype)
+
+    def _untransposed(
+        self, x: Value, contract: Sequence[int], batch: Sequence[int]
+    ) -> tuple[Value, list[int], list[int]]:
+        """The source of a transposed operand with its dims renamed, if its one free dim allows."""
+        source = self._transposed.get(x.name)
+        if source is None or x.rank - len(contract) - len(batch) > 1:
+            return x, list(contract), list(batch)
+        value, dims = source
+        return value, [dims[d] for d in contract], [dims[d] for d in batch]
 
     def matmul(self, x: Value, y: Value, dtype: torch.dtype | None = None) -> Value:
         """(…, m, k) @ (…, k, n) with equal leading dims."""

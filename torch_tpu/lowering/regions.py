@@ -79,7 +79,7 @@ class RegionMixin:
             return x
         start = self.identity(kind, x.dtype) if init is None else self.as_value(init, x.dtype)
         combine = self.reduce_combiner(kind, x.dtype)
-        stage = self._first_stage(x, dims)
+        stage = self._first_stage(x, dims) if self.target == "cpu" else None
         out, rest = x, dims
         if stage is not None:
             unit = self.identity(kind, x.dtype)
@@ -93,7 +93,7 @@ class RegionMixin:
 
     def reduce_combiner(self, kind: str, dtype: torch.dtype) -> Callable[[Value, Value], Value]:
         """XLA:CPU does not vectorise a NaN-propagating maximum; spelt as a select it does."""
-        if kind not in ("max", "min") or not dtype.is_floating_point:
+        if self.target != "cpu" or kind not in ("max", "min") or not dtype.is_floating_point:
             return self._combiner(kind)
         beats = self.gt if kind == "max" else self.lt
         return lambda a, c: self.select(self.or_(beats(a, c), self.ne(a, a)), a, c)

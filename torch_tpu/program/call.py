@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NoReturn
@@ -309,6 +310,13 @@ def raise_as_cpu(overload: Any, args: Sequence[Any], error: Exception) -> NoRetu
     raise error
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
 def _run_meta(overload: Any, args: Sequence[Any]) -> tuple[Any, list[Any]]:
     """PyTorch's meta kernel on this call; returns its results and the meta arguments.
 
@@ -327,8 +335,9 @@ def _run_meta(overload: Any, args: Sequence[Any]) -> tuple[Any, list[Any]]:
     positional, keywords = emit.unbind_arguments(overload, metas)
     if "device" in keywords:
         keywords["device"] = torch.device("meta")
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
+    # Resizing an out= argument warns; the core does it again, for real.
+    has_out = any(a.is_out for a in overload._schema.arguments)
+    with _quiet() if has_out else nullcontext(), torch.no_grad():
         try:
             return overload(*positional, **keywords), metas
         except NotImplementedError:
@@ -358,6 +367,7 @@ def _plan(
 
     b = CallEmitter(storages, n_ints, n_floats)
     b.matmul_precision = program_options.matmul_precision()
+    b.target = program_options.target()
     lowering = registry.find(overload)
     variant = functional_variant(overload) if written and lowering is None else None
     targets: list[TensorArg] = []

@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
+from typing import Literal
 
 from torch_tpu import _C
 
 # 1, 3 or 6 passes of bfloat16 for a float32 matmul; the attribute's names are StableHLO's.
 _PRECISION = {1: "DEFAULT", 3: "HIGH", 6: "HIGHEST"}
+
+_asked_target: ContextVar[Literal["cpu", "tpu"] | None] = ContextVar("target", default=None)
+
+
+def target() -> Literal["cpu", "tpu"]:
+    """What programs are written for: the current plug-in's kind of device."""
+    return _asked_target.get() or ("tpu" if _C.plugin_kind() == "tpu" else "cpu")
+
+
+@contextmanager
+def for_target(kind: Literal["cpu", "tpu"]) -> Iterator[None]:
+    """Write programs for another kind of device: to compile ahead of time, not to run."""
+    token = _asked_target.set(kind)
+    try:
+        yield
+    finally:
+        _asked_target.reset(token)
 
 
 def matmul_precision() -> str:

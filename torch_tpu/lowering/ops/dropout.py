@@ -12,9 +12,10 @@ from torch_tpu.lowering.types import Operand, Value, opmath_dtype
 
 def _scaled(b: OpBuilder, x: Value, mask: Value, scale: Operand) -> Value:
     """``x * mask * scale`` in the compute dtype, rounded once (NaN and inf times 0 stay NaN)."""
-    work = opmath_dtype(x.dtype)
+    dtype = b.out_dtype  # that of x, or a float where x is integral
+    work = opmath_dtype(dtype)
     kept = b.mul(b.convert(x, work), b.convert(mask, work))
-    return b.convert(b.mul(kept, b.as_value(scale, work)), x.dtype)
+    return b.convert(b.mul(kept, b.as_value(scale, work)), dtype)
 
 
 def _drop(b: OpBuilder, x: Value, p: Operand) -> tuple[Value, Value]:

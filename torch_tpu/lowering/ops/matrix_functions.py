@@ -41,7 +41,7 @@ def _power_of_two(b: OpBuilder, exponent: Value) -> Value:
     return b.bitcast(bits, exponent.dtype)
 
 
-@lower("aten.linalg_matrix_exp")
+@lower("aten.linalg_matrix_exp", promote="result")
 def linalg_matrix_exp(b: OpBuilder, a: Value) -> Value:
     """Scaling by a power of two, series, and as many squarings."""
     matrix = as_batch(b, a)

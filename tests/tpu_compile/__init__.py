@@ -1,0 +1,1 @@
+"""Programs of the device, compiled by the real TPU compiler without a chip."""
