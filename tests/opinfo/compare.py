@@ -24,6 +24,17 @@ TOLERANCE: dict[torch.dtype, dict[str, float]] = {
     torch.bfloat16: {"rtol": 3e-2, "atol": 3e-2},
     torch.float16: {"rtol": 5e-3, "atol": 5e-3},
 }
+# (op, dtype) → tolerance and reason.
+TOLERANCE_OVERRIDES: dict[tuple[str, torch.dtype], tuple[dict[str, float], str]] = {
+    ("nn.functional.normalize", torch.bfloat16): (
+        {"rtol": 3e-2, "atol": 1.25e-1},
+        "the gradient is a difference of equal terms near 8, of which one bfloat16 step is 0.06",
+    ),
+    ("nn.functional.interpolate.bicubic", torch.uint8): (
+        {"rtol": 0.0, "atol": 1.0},
+        "the CPU's vector kernel has fixed-point weights; results near a half round either way",
+    ),
+}
 EXACT = {"rtol": 0.0, "atol": 0.0}
 
 # Another random stream gives other numbers: shape and dtype are compared here, distributions in
@@ -45,6 +56,15 @@ def all_ops() -> dict[str, OpInfo]:
 
 # Arguments that have to be on the CPU, on CUDA too: split points are read to make views.
 HOST_ARGUMENTS = frozenset({"tensor_split"})
+
+SAVE_STATISTICS = frozenset(
+    {
+        "native_layer_norm",
+        "native_batch_norm",
+        "_native_batch_norm_legit",
+        "_batch_norm_with_update",
+    }
+)
 
 # Where the CPU rounds more often than the device (half precision between two steps of one op), or
 # loses more digits, its result in the next wider dtype decides.
@@ -117,8 +137,8 @@ def tensors(value: Any) -> list[torch.Tensor]:
     return [t for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor)]
 
 
-def assert_same(expected: Any, actual: Any, exact: bool) -> None:
-    """Same structure, shapes, dtypes, device; same values if ``exact``."""
+def assert_same(expected: Any, actual: Any, exact: bool, name: str = "") -> None:
+    """Same structure, shapes, dtypes, device; same values if ``exact``, as tolerant as ``name``."""
     for want, got in zip(pytree.tree_leaves(expected), pytree.tree_leaves(actual), strict=True):
         if not isinstance(want, torch.Tensor):
             if exact and isinstance(want, (bool, int, float, complex)):
@@ -129,31 +149,38 @@ def assert_same(expected: Any, actual: Any, exact: bool) -> None:
             f"got {got.dtype} {tuple(got.shape)}; expected {want.dtype} {tuple(want.shape)}"
         )
         if exact:
-            assert_close_values(want, got)
+            assert_close_values(want, got, name)
 
 
-def assert_close_values(want: torch.Tensor, got: torch.Tensor) -> None:
+def assert_close_values(want: torch.Tensor, got: torch.Tensor, name: str = "") -> None:
+    """``got`` is on the device; ``name`` is the op whose tolerance counts."""
     tolerance = TOLERANCE.get(want.dtype, EXACT)
+    if (name, want.dtype) in TOLERANCE_OVERRIDES:
+        tolerance = TOLERANCE_OVERRIDES[name, want.dtype][0]
     host = got.detach().cpu()
     assert_close(host, want.detach(), equal_nan=True, check_stride=False, **tolerance)
 
 
-def assert_close_to_either(expected: Any, actual: Any, reference: Callable[[], Any]) -> None:
+def assert_close_to_either(
+    name: str, expected: Any, actual: Any, reference: Callable[[], Any]
+) -> None:
     """Close to the CPU's result or, failing that, to its result in the next wider dtype."""
     try:
-        assert_same(expected, actual, True)
-    except AssertionError:
+        assert_same(expected, actual, True, name)
+        return
+    except AssertionError as error:
         if not any(t.dtype in WIDER for t in tensors(expected)):
             raise
+        assert_same(expected, actual, False)
         try:
-            wide = reference()
+            wide = tensors(reference())
         except Exception:
-            wide = None
-        if wide is None:
-            raise
-        narrow = [w.to(e.dtype) for w, e in zip(tensors(wide), tensors(expected), strict=True)]
-        assert_same(tensors(expected), tensors(actual), False)
-        assert_same(narrow, tensors(actual), True)
+            raise error from None
+    for want, got, better in zip(tensors(expected), tensors(actual), wide, strict=True):
+        try:
+            assert_close_values(want, got, name)
+        except AssertionError:
+            assert_close_values(better.to(want.dtype), got, name)
 
 
 def gradients(op: OpInfo, sample: SampleInput, arguments: Arguments, result: Any) -> Any:
@@ -171,10 +198,16 @@ def gradients(op: OpInfo, sample: SampleInput, arguments: Arguments, result: Any
 
 
 def comparable(name: str, expected: Any, actual: Any) -> tuple[Any, Any]:
-    """Leave out what PyTorch itself returns only on other devices than the CPU."""
-    if name in ("native_batch_norm", "_native_batch_norm_legit") and expected[1].numel() == 0:
-        return expected[:1], actual[:1]  # evaluation: saved statistics, as on CUDA
-    return expected, actual
+    """Saved statistics as every accelerator has them; PyTorch's CPU kernels alone differ.
+
+    Those of half precision are float32, and evaluation returns the running ones.
+    """
+    if name not in SAVE_STATISTICS:
+        return expected, actual
+    if expected[1].numel() == 0 and name in ("native_batch_norm", "_native_batch_norm_legit"):
+        return expected[:1], actual[:1]
+    first, *statistics = expected
+    return [first, *(s.float() if s.dtype.itemsize == 2 else s for s in statistics)], actual
 
 
 def check_sample(op: OpInfo, sample: SampleInput, differentiable: bool) -> bool:
@@ -208,7 +241,7 @@ def check_sample(op: OpInfo, sample: SampleInput, differentiable: bool) -> bool:
         assert_same(expected, actual, False)
         PROPERTIES[name](on_cpu(sample), expected, move(actual, "cpu"))
     else:
-        assert_close_to_either(expected, actual, reference)
+        assert_close_to_either(name, expected, actual, reference)
     if not (differentiable and exact):
         return True
     try:
@@ -219,6 +252,7 @@ def check_sample(op: OpInfo, sample: SampleInput, differentiable: bool) -> bool:
         return True
     got = gradients(op, sample, device, actual)
     assert_close_to_either(
+        name,
         [g for g in want if g is not None],
         [g for g in got if g is not None],
         reference_gradients,

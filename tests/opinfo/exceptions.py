@@ -5,6 +5,9 @@ from __future__ import annotations
 _FLOATS = ("float32", "float64", "bfloat16", "float16")
 _ALL = (*_FLOATS, "int64", "int32", "uint8", "bool", "complex64")
 
+_COMPLEX_HALF = "StableHLO has no complex number of two float16"
+_SPARSE = "the device has no sparse layouts"
+
 
 def _entries(op: str, dtypes: tuple[str, ...], reason: str) -> dict[tuple[str, str], str]:
     return {(op, dtype): reason for dtype in dtypes}
@@ -12,8 +15,10 @@ def _entries(op: str, dtypes: tuple[str, ...], reason: str) -> dict[tuple[str, s
 
 # (op, dtype name) → reason
 EXPECTED_FAILURES: dict[tuple[str, str], str] = {
-    **_entries("chalf", _ALL, "StableHLO has no complex number of two float16"),
-    **_entries("to_sparse", _ALL, "the device has no sparse layouts"),
-    **_entries("sparse.mm.reduce", _FLOATS, "the device has no sparse layouts"),
-    **_entries("sparse.sampled_addmm", ("float32", "float64"), "the device has no sparse layouts"),
+    **_entries("chalf", _ALL, _COMPLEX_HALF),
+    **_entries("complex", ("float16",), _COMPLEX_HALF),
+    **_entries("view_as_complex", ("float16",), _COMPLEX_HALF),
+    **_entries("to_sparse", _ALL, _SPARSE),
+    **_entries("sparse.mm.reduce", _FLOATS, _SPARSE),
+    **_entries("sparse.sampled_addmm", ("float32", "float64", "complex64"), _SPARSE),
 }

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
+from tests.opinfo.compare import gradients, name_of, on_cpu, on_device, samples, tensors
 from torch_tpu import _C
 from torch_tpu.program import call, options
 from torch_tpu.program.call import Plan
-
-from ..opinfo.compare import gradients, name_of, on_cpu, on_device, samples, tensors
 
 DTYPES = (
     torch.float32,
@@ -27,6 +26,7 @@ DTYPES = (
     torch.bfloat16,
     torch.float16,
     torch.float64,
+    torch.float8_e4m3fn,
 )
 
 
@@ -72,7 +72,9 @@ def telling_sample(op: OpInfo) -> tuple[SampleInput, bool] | None:
     The second value says whether gradients are defined; None if the op has no sample.
     """
     supported = op.supported_dtypes("cpu")
-    dtype = next(d for d in DTYPES if d in supported)
+    dtype = next((d for d in DTYPES if d in supported), None)
+    if dtype is None:
+        return None
     best: tuple[SampleInput, bool] | None = None
     most = -2
     seen = 0

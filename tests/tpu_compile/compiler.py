@@ -21,7 +21,7 @@ class TpuCompiler:
         self.target = target
         self._worker: subprocess.Popen[str] | None = None
         # What the compiler says while it dies.
-        self._log = tempfile.TemporaryFile("w+")
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._errors: dict[str, str | None] = {}
 
     def compile(self, text: str) -> str | None:

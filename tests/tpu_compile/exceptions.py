@@ -1,5 +1,4 @@
-"""Ops whose programs the TPU compiler refuses, each with its reason. Strict: one that compiles is an
-error."""
+"""Ops whose programs the TPU compiler refuses, each with its reason; one that compiles fails."""
 
 from __future__ import annotations
 

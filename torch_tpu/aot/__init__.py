@@ -1,7 +1,7 @@
 """Ask the real TPU compiler, without a TPU.
 
-libtpu (the extra ``torch-tpu[tpu]``) compiles for topologies that are not present: whether a program
-compiles, what memory it needs, what the compiler made of it.
+libtpu (the extra ``torch-tpu[tpu]``) compiles for topologies that are not present: whether a
+program compiles, what memory it needs, what the compiler made of it.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ def compile_stablehlo(
     target   a topology's name, see :func:`topology`
     options  a serialised CompileOptionsProto; default: one device
 
-    Raises CompilerNotFoundError without libtpu and TpuCompileError, with the compiler's message, for
-    a program that does not compile or does not fit in the device's memory.
+    Raises CompilerNotFoundError without libtpu and TpuCompileError, with the compiler's message,
+    for a program that does not compile or does not fit in the device's memory.
     """
     return topology(target).compile(text, _C.compile_options({}) if options is None else options)
 

@@ -456,6 +456,19 @@ class Builder(ElementwiseMixin, RegionMixin, RandomMixin):
             + [x.shape[d] for d in free_x]
             + [y.shape[d] for d in free_y]
         )
+        if self.target == "tpu" and dtype in (torch.int64, torch.uint64):
+            # The TPU compiler has no 64-bit integer matmul; this fuses into one loop.
+            places = list(range(len(shape) + len(contract[0])))
+            n, m = len(batch[0]), len(batch[0]) + len(free_x)
+            place_x = dict(zip([*batch[0], *free_x], places[:m], strict=True))
+            place_x |= dict(zip(contract[0], places[len(shape) :], strict=True))
+            place_y = dict(zip([*batch[1], *free_y], [*places[:n], *places[m:]], strict=False))
+            place_y |= dict(zip(contract[1], places[len(shape) :], strict=True))
+            space = [*shape, *(x.shape[d] for d in contract[0])]
+            a = self.broadcast_in_dim(x, space, [place_x[d] for d in range(x.rank)])
+            c = self.broadcast_in_dim(y, space, [place_y[d] for d in range(y.rank)])
+            product = self.mul(self.convert(a, dtype), self.convert(c, dtype))
+            return self.reduce(product, "add", places[len(shape) :])
         batching = (
             f"batching_dims = {int_list(batch[0])} x {int_list(batch[1])}, "
             if len(batch[0])

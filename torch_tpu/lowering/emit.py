@@ -145,7 +145,7 @@ def expected_specs(overload: Any, values: Sequence[Any]) -> list[Spec]:
     """
     lowering = registry.find(overload)
     if lowering is not None and lowering.specs is not None:
-        return lowering.specs(*values)
+        return [spec for spec in lowering.specs(*values) if spec is not None]
     written = written_arguments(overload)
     if written and not any(overload._schema.arguments[i].is_out for i in written):
         leaves = pytree.tree_leaves(
@@ -153,6 +153,14 @@ def expected_specs(overload: Any, values: Sequence[Any]) -> list[Spec]:
         )
         return [(v.shape, v.dtype) for v in leaves if isinstance(v, Value)]
     return specs_of(infer_results(overload, values))
+
+
+def absent_results(overload: Any, values: Sequence[Any]) -> frozenset[int]:
+    """Positions of results that a lowering's ``specs`` rule says are undefined tensors."""
+    lowering = registry.find(overload)
+    if lowering is None or lowering.specs is None:
+        return frozenset()
+    return frozenset(i for i, spec in enumerate(lowering.specs(*values)) if spec is None)
 
 
 def emit_op(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -35,7 +35,8 @@ class Lowering:
     opmath     compute in float32 for half precision (only with promote)
     mutates    arguments that the op writes although its schema does not say so; their new values
                follow the results
-    specs      for ops without a meta kernel: the results' (shape, dtype) from the bound arguments
+    specs      for ops without a meta kernel: the results' (shape, dtype) from the bound arguments,
+               None for a result that is undefined
     """
 
     name: str
@@ -48,7 +49,7 @@ class Lowering:
     lift_0d: bool = False
     opmath: bool = True
     mutates: tuple[str, ...] = ()
-    specs: Callable[..., list[tuple[tuple[int, ...], torch.dtype]]] | None = None
+    specs: Callable[..., Sequence[tuple[tuple[int, ...], torch.dtype] | None]] | None = None
     parameters: frozenset[str] = field(default=frozenset())
 
 
@@ -65,7 +66,7 @@ def lower(
     lift_0d: bool = False,
     opmath: bool = True,
     mutates: Iterable[str] = (),
-    specs: Callable[..., list[tuple[tuple[int, ...], torch.dtype]]] | None = None,
+    specs: Callable[..., Sequence[tuple[tuple[int, ...], torch.dtype] | None]] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a lowering under ``namespace.op`` (all overloads) or ``namespace.op.overload``.
 

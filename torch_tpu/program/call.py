@@ -342,6 +342,12 @@ def _run_meta(overload: Any, args: Sequence[Any]) -> tuple[Any, list[Any]]:
             return overload(*positional, **keywords), metas
         except NotImplementedError:
             return None, metas
+        except AttributeError:
+            # A rule of PyTorch's own that fails on absent tensors; ours has to be there.
+            lowering = registry.find(overload)
+            if lowering is None or lowering.specs is None:
+                raise
+            return None, metas
         except Exception as error:
             raise_as_cpu(overload, args, error)
 
@@ -402,7 +408,8 @@ def _plan(
         if value is not unchanged.get(id(target)):
             finished.append((_fit(b, overload, value, target), target))
     _finish(plan, b, storages, finished)
-    plan.returns = _returns(overload, results, written, len(fresh))
+    absent = emit.absent_results(overload, values) if results is None else frozenset()
+    plan.returns = _returns(overload, results, written, len(fresh), absent)
     return plan
 
 
@@ -628,8 +635,17 @@ def eliminate_dead_lines(lines: Sequence[str], live: Sequence[str]) -> list[str]
     return kept
 
 
-def _returns(overload: Any, results: Any, written: tuple[int, ...], n_new: int) -> list[Return]:
-    """What the op returns; ``n_new`` tensors are new, all of them a list if nothing else tells."""
+def _returns(
+    overload: Any,
+    results: Any,
+    written: tuple[int, ...],
+    n_new: int,
+    absent: frozenset[int] = frozenset(),
+) -> list[Return]:
+    """What the op returns; ``n_new`` tensors are new, all of them a list if nothing else tells.
+
+    ``absent`` results are undefined tensors; it is asked where PyTorch has no meta kernel.
+    """
     schema = overload._schema
     by_alias = {frozenset(schema.arguments[i].alias_info.before_set): i for i in written}
     returns: list[Return] = []
@@ -639,7 +655,9 @@ def _returns(overload: Any, results: Any, written: tuple[int, ...], n_new: int) 
         lists = [r for r in schema.returns if str(r.type).startswith("List")]
         if lists and len(schema.returns) > 1:
             raise NotImplementedError(f"{overload}: no meta kernel to tell its lists apart")
-        items = [[Ellipsis] * n_new] if lists else [Ellipsis] * len(schema.returns)
+        count = len(schema.returns)
+        items = [None if i in absent else Ellipsis for i in range(count)]
+        items = [[Ellipsis] * n_new] if lists else items
     for r, item in zip(schema.returns, items, strict=True):
         if r.alias_info is not None:
             returns.append(Return("argument", by_alias[frozenset(r.alias_info.before_set)]))

@@ -385,7 +385,7 @@ def _depthwise_gradient(b: OpBuilder, taps: list[Value], g: Value, window: Ints)
 # -- the ops -----------------------------------------------------------------------------------
 
 
-@lower("aten.convolution", "aten.convolution_overrideable")
+@lower("aten.convolution")
 def convolution(
     b: OpBuilder,
     x: Value,
@@ -429,6 +429,34 @@ def convolution(
     if bias is not None:
         y = b.add(y, b.broadcast_in_dim(b.convert(bias, dtype), y.shape, [1]))
     return b.convert(y, b.out_dtype)
+
+
+def _output_specs(
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
+    transposed: bool,
+    output_padding: Ints,
+    groups: int,
+) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    n = x.rank - 2
+    sizes = []
+    options = (_expand(v, n) for v in (stride, padding, dilation, output_padding))
+    for size, k, s, p, d, extra in zip(x.shape[2:], weight.shape[2:], *options, strict=True):
+        reach = d * (k - 1)
+        if transposed:
+            sizes.append((size - 1) * s - 2 * p + reach + extra + 1)
+        else:
+            sizes.append((size + 2 * p - reach - 1) // s + 1)
+    channels = weight.shape[1] * groups if transposed else weight.shape[0]
+    return [((x.shape[0], channels, *sizes), x.dtype)]
+
+
+# PyTorch calls this name on devices of other vendors, without a shape rule.
+lower("aten.convolution_overrideable", specs=_output_specs)(convolution)
 
 
 def _gradients(
@@ -522,9 +550,9 @@ def convolution_backward(
 
 def _backward_specs(
     grad: Value, x: Value, weight: Value, *options: Any
-) -> list[tuple[tuple[int, ...], torch.dtype]]:
+) -> list[tuple[tuple[int, ...], torch.dtype] | None]:
     shapes = (x.shape, weight.shape, (grad.shape[1],))
-    return [(s, x.dtype) for s, wanted in zip(shapes, options[-1], strict=True) if wanted]
+    return [(s, x.dtype) if wanted else None for s, wanted in zip(shapes, options[-1], strict=True)]
 
 
 @lower("aten.convolution_backward_overrideable", specs=_backward_specs)

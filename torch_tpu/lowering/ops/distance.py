@@ -98,7 +98,7 @@ def cdist_backward(
     x, y = _expand_batches(b, x, y)
     batch = x.shape[:-2]
     grad, distances = (b.broadcast_to(v, (*batch, *v.shape[-2:])) for v in (grad, distances))
-    if y.shape[-2] == 0:
+    if y.shape[-2] == 0 or 0 in batch:  # nothing to sum up: zeros like x before broadcasting
         return b.constant(0, b.out_dtype, b.out_shape)
     parts = _norm_gradient(b, _pairs(b, x, y), grad, distances, p)
     return b.reshape(b.reduce(parts, "add", [parts.rank - 2]), b.out_shape)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
+
 from torch_tpu.lowering.emit import OpBuilder
+from torch_tpu.lowering.ops import dft
 from torch_tpu.lowering.registry import lower
 from torch_tpu.lowering.types import Value, canonical_dim
 
@@ -20,9 +23,16 @@ def _dims(x: Value, dim: Sequence[int]) -> list[int]:
     return [canonical_dim(d, x.rank) for d in dim]
 
 
+def _transform(b: OpBuilder, x: Value, kind: str, length: Sequence[int]) -> Value:
+    """``b.fft`` over the last dims; the TPU's has single precision only."""
+    if b.target == "tpu" and x.dtype in (torch.float64, torch.complex128):
+        return dft.transform(b, x, kind, length)
+    return b.fft(x, kind, length)
+
+
 def _over_last(b: OpBuilder, x: Value, dim: int, kind: str, length: int) -> Value:
     """One transform along ``dim``, which is moved to the minor place and back."""
-    return b.move_dim(b.fft(b.move_dim(x, dim, -1), kind, [length]), -1, dim)
+    return b.move_dim(_transform(b, b.move_dim(x, dim, -1), kind, [length]), -1, dim)
 
 
 def _complex(b: OpBuilder, x: Value, dims: Sequence[int], forward: bool) -> Value:
@@ -35,7 +45,7 @@ def _complex(b: OpBuilder, x: Value, dims: Sequence[int], forward: bool) -> Valu
         order = [*others, *group]
         back = [order.index(d) for d in range(x.rank)]
         length = [x.shape[d] for d in group]
-        y = b.fft(b.transpose(x, order), kind, length)
+        y = _transform(b, b.transpose(x, order), kind, length)
         x = b.transpose(y if forward else b.mul(y, math.prod(length)), back)
     return x
 

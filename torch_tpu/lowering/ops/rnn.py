@@ -38,8 +38,16 @@ def _tanh_slope(b: OpBuilder, y: Value) -> Value:
 
 # -- LSTM: gates in the order input, forget, cell, output --------------------------------------
 
+Spec = tuple[tuple[int, ...], torch.dtype]
+OptionalSpecs = list[Spec | None]
 
-@lower("aten._thnn_fused_lstm_cell")
+
+def _lstm_specs(input_gates: Value, hidden_gates: Value, cx: Value, *_: Any) -> list[Spec]:
+    return [(cx.shape, cx.dtype), (cx.shape, cx.dtype), (input_gates.shape, input_gates.dtype)]
+
+
+# PyTorch's own shape rule takes no absent bias.
+@lower("aten._thnn_fused_lstm_cell", specs=_lstm_specs)
 def lstm_cell(
     b: OpBuilder,
     input_gates: Value,
@@ -97,10 +105,8 @@ def lstm_cell_backward(
 
 # -- GRU: gates in the order reset, update, new ------------------------------------------------
 
-Specs = list[tuple[tuple[int, ...], torch.dtype]]
 
-
-def _gru_specs(input_gates: Value, hidden_gates: Value, hx: Value, *_: Any) -> Specs:
+def _gru_specs(input_gates: Value, hidden_gates: Value, hx: Value, *_: Any) -> list[Spec]:
     batch, width = hx.shape
     return [(hx.shape, hx.dtype), ((batch, 5 * width), hx.dtype)]
 
@@ -125,12 +131,12 @@ def gru_cell(
     return b.convert(hy, hx.dtype), b.convert(workspace, hx.dtype)
 
 
-def _gru_backward_specs(grad_hy: Value, workspace: Value, has_bias: bool) -> Specs:
+def _gru_backward_specs(grad_hy: Value, workspace: Value, has_bias: bool) -> OptionalSpecs:
     batch, width = grad_hy.shape
     dtype = workspace.dtype
     gates = ((batch, 3 * width), dtype)
-    bias: Specs = [((3 * width,), dtype)] * 2 if has_bias else []
-    return [gates, gates, (grad_hy.shape, dtype), *bias]
+    bias = ((3 * width,), dtype) if has_bias else None
+    return [gates, gates, (grad_hy.shape, dtype), bias, bias]
 
 
 @lower("aten._thnn_fused_gru_cell_backward", specs=_gru_backward_specs)

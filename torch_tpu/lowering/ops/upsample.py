@@ -152,7 +152,10 @@ def _contract(b: OpBuilder, x: Value, dim: int, matrix: Value, side: int) -> Val
     lead, tail = math.prod(x.shape[:dim]), math.prod(x.shape[dim + 1 :])
     size, out = x.shape[dim], matrix.shape[1 - side]
     saved, b.matmul_precision = b.matmul_precision, "HIGHEST"
-    if tail == 1:
+    if b.target != "cpu":
+        y = b.dot_general(b.reshape(x, (lead, size, tail)), matrix, ([1], [side]))
+        y = b.transpose(y, [0, 2, 1])
+    elif tail == 1:
         y = b.dot_general(b.reshape(x, (lead, size)), matrix, ([1], [side]))
     else:
         wide = b.broadcast_in_dim(matrix, (lead, *matrix.shape), [1, 2])
