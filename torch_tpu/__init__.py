@@ -6,6 +6,9 @@ nothing; CPU and CUDA users in the same process notice no difference.
 
 from __future__ import annotations
 
+import atexit
+import time
+
 
 def _autoload() -> None:
     """Entry point of ``torch.backends``: ``import torch`` calls it when torch comes first.
@@ -42,6 +45,20 @@ def _load() -> None:
 
     kernels.register_kernels()
     host_ops.register()
+
+    # 5. A clean end.
+    atexit.register(_let_autograd_finish)
+
+
+def _let_autograd_finish() -> None:
+    """Leave autograd's device threads a moment without the GIL before Python goes away.
+
+    A backward pass returns before its thread has dropped the graph, which may hold Python objects.
+    A thread that asks for the GIL of an interpreter in finalisation is ended in mid-flight, and
+    that aborts the process.
+    """
+    if torch.tpu.is_initialized():
+        time.sleep(0.02)
 
 
 if not hasattr(torch, "tpu"):

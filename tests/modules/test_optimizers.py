@@ -65,6 +65,8 @@ def test_optimizer(info: OptimizerInfo, implementation: str) -> None:
             warnings.simplefilter("ignore")
             want = train(model, x, info, copy.deepcopy(options), implementation)
             got = train(on_device, x.to("tpu"), info, copy.deepcopy(options), implementation)
-        torch.testing.assert_close(got, want, rtol=2e-4, atol=1e-6, msg=f"{case.desc}: {got} {want}")
+        torch.testing.assert_close(
+            got, want, rtol=2e-4, atol=1e-6, msg=f"{case.desc}: {got} {want}"
+        )
         for p, q in zip(model.parameters(), on_device.parameters(), strict=True):
             assert_close(q.detach().cpu(), p.detach(), rtol=1e-3, atol=1e-5)

@@ -120,6 +120,11 @@ def is_random(name: str, sample: SampleInput) -> bool:
     return RANDOM.match(name) is not None
 
 
+def has_random_gradient(name: str, sample: SampleInput) -> bool:
+    """Whether gradients depend on random numbers although the result has a defining property."""
+    return name == "svd_lowrank" and sample.kwargs.get("M") is not None
+
+
 def samples(op: OpInfo, dtype: torch.dtype, count: int) -> Iterator[tuple[SampleInput, bool]]:
     """The first ``count`` samples and whether their gradients are defined."""
     differentiable = (
@@ -161,10 +166,21 @@ def assert_close_values(want: torch.Tensor, got: torch.Tensor, name: str = "") -
     assert_close(host, want.detach(), equal_nan=True, check_stride=False, **tolerance)
 
 
+def no_further(got: torch.Tensor, want: torch.Tensor, better: torch.Tensor) -> bool:
+    """Whether the largest error of ``got`` is at most that of ``want``; finite values only."""
+    if want.dtype not in WIDER:
+        return False
+    if not (got.isfinite().all() and want.isfinite().all() and better.isfinite().all()):
+        return False
+    errors = [(x.to(better.dtype) - better).abs().max().item() for x in (got, want)]
+    return errors[0] <= errors[1]
+
+
 def assert_close_to_either(
     name: str, expected: Any, actual: Any, reference: Callable[[], Any]
 ) -> None:
-    """Close to the CPU's result or, failing that, to its result in the next wider dtype."""
+    """Close to the CPU's result, or to its result in the next wider dtype, or no further from that
+    than the CPU's is."""
     try:
         assert_same(expected, actual, True, name)
         return
@@ -180,7 +196,8 @@ def assert_close_to_either(
         try:
             assert_close_values(want, got, name)
         except AssertionError:
-            assert_close_values(better.to(want.dtype), got, name)
+            if not no_further(got.detach().cpu(), want.detach(), better.detach()):
+                assert_close_values(better.to(want.dtype), got, name)
 
 
 def gradients(op: OpInfo, sample: SampleInput, arguments: Arguments, result: Any) -> Any:
@@ -242,7 +259,7 @@ def check_sample(op: OpInfo, sample: SampleInput, differentiable: bool) -> bool:
         PROPERTIES[name](on_cpu(sample), expected, move(actual, "cpu"))
     else:
         assert_close_to_either(name, expected, actual, reference)
-    if not (differentiable and exact):
+    if not (differentiable and exact) or has_random_gradient(name, sample):
         return True
     try:
         want = gradients(op, sample, host, expected)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import torch_tpu  # noqa: F401
+from torch_tpu import _C
 
 from .compare import all_ops, check_sample, samples
 from .exceptions import EXPECTED_FAILURES
@@ -76,4 +77,8 @@ def test_other_dtype(name: str) -> None:
 def test_all_dtypes(name: str, dtype: torch.dtype) -> None:
     if dtype not in OPS[name].supported_dtypes("cpu"):
         pytest.skip("the CPU does not support this dtype")
-    run(name, dtype, 20)
+    try:
+        run(name, dtype, 20)
+    finally:
+        # XLA:CPU maps memory for every program: all of them would exceed what Linux allows.
+        _C.clear_programs()
