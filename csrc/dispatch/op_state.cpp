@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <deque>
 #include <unordered_set>
 
@@ -82,27 +83,85 @@ size_t OpState::hash(c10::ArrayRef<uint64_t> key) {
   return h;
 }
 
+namespace {
+
+// An executable holds a dozen memory maps, and Linux grants a process 65,530.
+constexpr size_t kMaxPrograms = 3072;
+std::atomic<size_t> num_programs{0};
+std::atomic<uint64_t> clock_tick{0};  // moves on with every insertion
+
+size_t max_programs() {
+  static const size_t bound = [] {
+    const char* text = std::getenv("TORCH_TPU_MAX_PROGRAMS");
+    const long value = text == nullptr ? 0 : std::strtol(text, nullptr, 10);
+    return value > 0 ? static_cast<size_t>(value) : kMaxPrograms;
+  }();
+  return bound;
+}
+
+}  // namespace
+
 ProgramRef OpState::find(c10::ArrayRef<uint64_t> key) const {
   const size_t h = hash(key);
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto [begin, end] = slots_.equal_range(h);
   for (auto it = begin; it != end; ++it) {
-    if (c10::ArrayRef<uint64_t>(it->second.key) == key) return it->second.program;
+    if (c10::ArrayRef<uint64_t>(it->second.key) == key) {
+      it->second.last_use = clock_tick.load(std::memory_order_relaxed);
+      return it->second.program;
+    }
   }
   return nullptr;
 }
 
 void OpState::insert(c10::ArrayRef<uint64_t> key, ProgramRef program) {
   const size_t h = hash(key);
+  const uint64_t now = clock_tick.fetch_add(1, std::memory_order_relaxed);
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto [begin, end] = slots_.equal_range(h);
+    for (auto it = begin; it != end; ++it) {
+      if (c10::ArrayRef<uint64_t>(it->second.key) == key) {
+        it->second.program = std::move(program);
+        return;
+      }
+    }
+    slots_.emplace(h, Slot{key.vec(), std::move(program), now});
+  }
+  if (num_programs.fetch_add(1, std::memory_order_relaxed) + 1 > max_programs()) bound_programs();
+}
+
+size_t OpState::evict_older_than(uint64_t tick) {
+  std::vector<ProgramRef> evicted;  // destroyed after the lock is gone
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto [begin, end] = slots_.equal_range(h);
-  for (auto it = begin; it != end; ++it) {
-    if (c10::ArrayRef<uint64_t>(it->second.key) == key) {
-      it->second.program = std::move(program);
-      return;
+  for (auto it = slots_.begin(); it != slots_.end();) {
+    if (it->second.last_use < tick) {
+      evicted.push_back(std::move(it->second.program));
+      it = slots_.erase(it);
+    } else {
+      ++it;
     }
   }
-  slots_.emplace(h, Slot{key.vec(), std::move(program)});
+  return evicted.size();
+}
+
+// Drops the half that was used least recently. A program that is running is held by its caller.
+void OpState::bound_programs() {
+  static auto* mutex = new std::mutex();
+  const std::lock_guard<std::mutex> once(*mutex);
+  if (num_programs.load(std::memory_order_relaxed) <= max_programs()) return;
+  const std::vector<OpState*> ops = all();
+  std::vector<uint64_t> ticks;
+  for (const OpState* op : ops) {
+    const std::lock_guard<std::mutex> lock(op->mutex_);
+    for (const auto& [h, slot] : op->slots_) ticks.push_back(slot.last_use);
+  }
+  if (ticks.empty()) return;
+  const auto middle = ticks.begin() + static_cast<std::ptrdiff_t>(ticks.size() / 2);
+  std::nth_element(ticks.begin(), middle, ticks.end());
+  size_t evicted = 0;
+  for (OpState* op : ops) evicted += op->evict_older_than(*middle);
+  num_programs.fetch_sub(evicted, std::memory_order_relaxed);
 }
 
 bool OpState::same_operands(const Call& call) const {
@@ -119,6 +178,7 @@ void OpState::remember_operands(const Call& call) {
 
 void OpState::clear() {
   const std::lock_guard<std::mutex> lock(mutex_);
+  num_programs.fetch_sub(slots_.size(), std::memory_order_relaxed);
   slots_.clear();
 }
 

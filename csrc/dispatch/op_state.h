@@ -55,7 +55,10 @@ struct OpState {
   struct Slot {
     std::vector<uint64_t> key;
     ProgramRef program;
+    mutable uint64_t last_use = 0;
   };
+  size_t evict_older_than(uint64_t tick);
+  static void bound_programs();
   mutable std::mutex mutex_;
   std::vector<int64_t> checked_ints_;
   std::vector<double> checked_floats_;
