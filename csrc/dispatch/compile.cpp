@@ -6,8 +6,8 @@
 
 #include <chrono>
 
-#include "core/errors.h"
 #include "dispatch/boxed.h"
+#include "dispatch/executables.h"
 
 namespace torch_tpu {
 
@@ -222,16 +222,7 @@ ProgramRef compile_program(OpState& op, const Call& call, c10::ArrayRef<c10::IVa
     counters().lower_ns.fetch_add(nanoseconds_since(start), std::memory_order_relaxed);
   }
   if (text.empty()) return program;
-  const auto start = Clock::now();
-  counters().compiles.fetch_add(1, std::memory_order_relaxed);
-  try {
-    std::optional<py::gil_scoped_release> release;
-    if (PyGILState_Check() != 0) release.emplace();
-    program->executable = Runtime::get().client().compile(text, "mlir", options);
-  } catch (const pjrt::Error& error) {
-    raise_compile_error(error, op.name, text);
-  }
-  counters().compile_ns.fetch_add(nanoseconds_since(start), std::memory_order_relaxed);
+  program->executable = obtain_executable(op.name, text, options);
   return program;
 }
 
