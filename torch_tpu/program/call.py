@@ -7,11 +7,9 @@ StableHLO text, which storages and operand packs it takes, and what becomes of e
 from __future__ import annotations
 
 import math
-import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NoReturn
 
@@ -19,101 +17,12 @@ import torch
 
 from torch_tpu.lowering import emit, registry, views
 from torch_tpu.lowering.argument_checks import ARGUMENT_CHECKS
-from torch_tpu.lowering.emit import OpBuilder
-from torch_tpu.lowering.types import LoweringError, Value, tensor_type
+from torch_tpu.lowering.types import LoweringError, Value
 from torch_tpu.lowering.variants import Variant, functional_variant, written_arguments
 from torch_tpu.program import options as program_options
+from torch_tpu.program.emitter import CallEmitter, finish, new_output
 from torch_tpu.program.fallback import announce_fallback
-
-
-@dataclass(frozen=True)
-class StorageSpec:
-    """A storage's base: logical row-major shape and dtype."""
-
-    dims: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def numel(self) -> int:
-        n = 1
-        for d in self.dims:
-            n *= d
-        return n
-
-
-@dataclass(frozen=True)
-class TensorArg:
-    """A tensor argument: its place among the call's tensors, its storage and its view.
-
-    For a 0-d CPU tensor (``view == views.SCALAR``) ``first`` counts into the ints or floats pack.
-    """
-
-    index: int
-    storage: int
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-    view: int
-    first: int
-    count: int
-    wrapped: bool
-
-    def meta(self) -> torch.Tensor:
-        if self.wrapped:
-            return emit.wrapped_number(self.dtype)
-        return torch.empty_strided(self.sizes, self.strides, dtype=self.dtype, device="meta")
-
-
-@dataclass(frozen=True)
-class ScalarArg:
-    """A Python number that travels as an operand: "int", "float", "bool" or "complex"."""
-
-    kind: str
-    slot: int
-    value: int | float | bool | complex = 0  # for PyTorch's checks only, never for the program
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return {
-            "int": torch.int64,
-            "float": torch.float64,
-            "bool": torch.bool,
-            "complex": torch.complex128,
-        }[self.kind]
-
-
-@dataclass(frozen=True)
-class Output:
-    """One result of the executable: a new tensor (target -1) or the new base of a written one."""
-
-    target: int
-    donates: int
-    dtype: torch.dtype
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    base_dtype: torch.dtype
-    base: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Return:
-    kind: str  # "new", "argument", "none", "list"
-    index: int = 0
-    items: tuple[int, ...] = ()
-
-
-@dataclass
-class Plan:
-    text: str = ""
-    options: bytes = b""
-    parameters: list[int] = field(default_factory=list)
-    takes_ints: bool = False
-    takes_floats: bool = False
-    takes_rng: bool = False
-    has_check: bool = False
-    outputs: list[Output] = field(default_factory=list)
-    returns: list[Return] = field(default_factory=list)
-    resizes: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+from torch_tpu.program.plan import Output, Plan, Return, ScalarArg, StorageSpec, TensorArg
 
 
 @cache
@@ -131,66 +40,6 @@ def map_arguments(value: Any, fn: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [map_arguments(v, fn) for v in value]
     return value
-
-
-class CallEmitter(OpBuilder):
-    """An OpBuilder whose values come from the call's storages and operand packs."""
-
-    def __init__(self, storages: Sequence[StorageSpec], n_ints: int, n_floats: int) -> None:
-        super().__init__()
-        self.bases = [Value(f"%s{i}", s.dims, s.dtype) for i, s in enumerate(storages)]
-        self.n_ints = n_ints
-        self.n_floats = n_floats
-        self._ints: dict[int, Value] = {}
-        self._floats: dict[int, Value] = {}
-        self.rng_state = (self.int_operand(n_ints), self.int_operand(n_ints + 1))
-
-    def int_operand(self, slot: int) -> Value:
-        """The i64 scalar at ``slot`` of the ints pack (its length is known only at the end)."""
-        if slot not in self._ints:
-            one = self.emit(
-                f"stablehlo.slice %ints [{slot}:{slot + 1}] : (@INTS@) -> tensor<1xi64>",
-                (1,),
-                torch.int64,
-            )
-            self._ints[slot] = self.reshape(one, ())
-        return self._ints[slot]
-
-    def float_operand(self, slot: int) -> Value:
-        if slot not in self._floats:
-            kind = f"tensor<{self.n_floats}xf64>"
-            one = self.emit(
-                f"stablehlo.slice %floats [{slot}:{slot + 1}] : ({kind}) -> tensor<1xf64>",
-                (1,),
-                torch.float64,
-            )
-            self._floats[slot] = self.reshape(one, ())
-        return self._floats[slot]
-
-    def number(self, dtype: torch.dtype, slot: int, weak: bool) -> Value:
-        """The operand at ``slot`` (of the pack that carries this dtype) as a 0-d value."""
-        if dtype.is_complex:
-            value = self.complex(self.float_operand(slot), self.float_operand(slot + 1))
-        elif dtype.is_floating_point:
-            value = self.float_operand(slot)
-        else:
-            value = self.int_operand(slot)
-        value = self.convert(value, dtype)
-        return Value(value.name, value.shape, value.dtype, weak)
-
-    def geometry(self, arg: TensorArg) -> views.Geometry:
-        offset = tuple(self.int_operand(arg.first + i) for i in range(arg.count))
-        return views.Geometry(arg.view, arg.sizes, arg.strides, arg.dtype, offset)
-
-    def value(self, arg: TensorArg | ScalarArg) -> Value:
-        if isinstance(arg, ScalarArg):
-            return self.number(arg.dtype, arg.slot, weak=True)
-        if arg.view == views.SCALAR:
-            return self.number(arg.dtype, arg.first, weak=arg.wrapped)
-        value = views.read(self, self.bases[arg.storage], self.geometry(arg))
-        if arg.view not in (views.WHOLE, views.RESHAPE, views.EMPTY):
-            self.strided.add(value.name)
-        return value
 
 
 def number_slots(args: Any, ints: int, floats: int) -> tuple[Any, int, int]:
@@ -406,12 +255,12 @@ def _plan(
     else:
         fresh = list(_new_results(schema, results))
     for value, meta in zip(outs, fresh, strict=False):
-        finished.append(_new_output(b, value, meta))
+        finished.append(new_output(b, value, meta))
     unchanged = {id(t): v for t, v in zip(targets, _flatten(written_values), strict=True)}
     for target, value in zip([*targets, *mutated], outs[len(fresh) :], strict=False):
         if value is not unchanged.get(id(target)):
             finished.append((_fit(b, overload, value, target), target))
-    _finish(plan, b, storages, finished)
+    finish(plan, b, storages, finished)
     absent = emit.absent_results(overload, values) if results is None else frozenset()
     plan.returns = _returns(overload, results, written, len(fresh), absent)
     return plan
@@ -486,157 +335,6 @@ def _type_name(dtype: torch.dtype) -> str:
         torch.complex128: "ComplexDouble",
     }
     return names.get(dtype, str(dtype))
-
-
-def stride_order(sizes: Sequence[int], strides: Sequence[int]) -> list[int] | None:
-    """Dims from the outermost to the innermost in memory; None if they tile no dense block."""
-    order = sorted((d for d in range(len(sizes)) if sizes[d] != 1), key=lambda d: -strides[d])
-    expected = 1
-    for d in reversed(order):
-        if strides[d] != expected:
-            return None
-        expected *= sizes[d]
-    full = list(order)
-    for d in range(len(sizes)):  # dims of size 1 keep their place relative to their left neighbour
-        if sizes[d] == 1:
-            full.insert(full.index(d - 1) + 1 if d - 1 in full else 0, d)
-    return full
-
-
-def contiguous_strides(sizes: Sequence[int]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for n in reversed(sizes):
-        strides.append(step)
-        step *= max(n, 1)
-    return tuple(reversed(strides))
-
-
-def _new_output(b: CallEmitter, value: Value, meta: torch.Tensor | None) -> tuple[Value, Output]:
-    """Lay a new result out as PyTorch's strides ask: its base is in memory order."""
-    sizes = value.shape
-    strides = tuple(meta.stride()) if meta is not None else contiguous_strides(sizes)
-    order = stride_order(sizes, strides) if value.numel else list(range(len(sizes)))
-    if order is None:
-        strides, order = contiguous_strides(sizes), list(range(len(sizes)))
-    value = b.transpose(value, order) if order != list(range(len(sizes))) else value
-    return value, Output(-1, -1, value.dtype, sizes, strides, value.dtype, value.shape)
-
-
-def _finish(
-    plan: Plan,
-    b: CallEmitter,
-    storages: list[StorageSpec],
-    finished: list[tuple[Value, Output | TensorArg]],
-) -> None:
-    """Write results through views, drop dead lines, number the parameters, print the text."""
-    # Several targets may share a storage (a list of views): writes to one base follow each other.
-    new_bases: dict[int, Value] = {}
-    first_target: dict[int, TensorArg] = {}
-    returned: list[tuple[Value, Output]] = []
-    for value, kind in finished:
-        if isinstance(kind, Output):
-            returned.append((value, kind))
-            continue
-        if value.numel == 0:
-            continue
-        spec = storages[kind.storage]
-        nbytes = spec.numel * spec.dtype.itemsize
-        numel = nbytes // kind.dtype.itemsize
-        geometry = b.geometry(kind)
-        current = new_bases.get(kind.storage)
-        if current is None:
-            current = b.bases[kind.storage]
-        whole = views.covers_base(geometry, numel)
-        flat = None if whole else views.retyped(b, current, kind.dtype)
-        flat = views.write(b, flat, numel, geometry, value)
-        if whole and kind.dtype is not spec.dtype:
-            new_bases[kind.storage] = flat
-        else:
-            new_bases[kind.storage] = b.reshape(views.retyped(b, flat, spec.dtype), spec.dims)
-        first_target.setdefault(kind.storage, kind)
-    for index, base in new_bases.items():
-        target = first_target[index]
-        returned.append(
-            (base, Output(target.index, index, target.dtype, (), (), base.dtype, base.shape))
-        )
-    if b.index_checks and program_options.index_checks():
-        flag = b.index_checks[0]
-        for other in b.index_checks[1:]:
-            flag = b.or_(flag, other)
-        plan.has_check = True
-        checks = [flag]
-    else:
-        checks = []
-
-    results = [v for v, _ in returned] + checks
-    if not results:
-        plan.outputs = []
-        return
-    lines = eliminate_dead_lines(b._lines, [v.name for v in results])
-    body = "\n".join(lines)
-    used = set(re.findall(r"%(?:s\d+|ints|floats)\b", body)) | {v.name for v in results}
-    parameters: list[str] = []
-    for i, base in enumerate(b.bases):
-        if base.name in used:
-            plan.parameters.append(i)
-            parameters.append(f"{base.name}: {base.type}")
-    plan.takes_rng = any(f"%ints [{n}:" in body for n in (b.n_ints, b.n_ints + 1))
-    plan.takes_ints = "%ints" in used or plan.takes_rng
-    plan.takes_floats = "%floats" in used
-    ints = tensor_type((b.n_ints + (2 if plan.takes_rng else 0),), torch.int64)
-
-    aliases: dict[int, int] = {}
-    for position, (base, output) in enumerate(returned):
-        donates = -1
-        if output.target >= 0 and output.donates in plan.parameters:
-            parameter = plan.parameters.index(output.donates)
-            if b.bases[output.donates].type == base.type:
-                donates = parameter
-                aliases[parameter] = position
-        plan.outputs.append(
-            Output(
-                output.target,
-                donates,
-                output.dtype,
-                output.sizes,
-                output.strides,
-                output.base_dtype,
-                output.base,
-            )
-        )
-    for parameter, position in aliases.items():
-        parameters[parameter] += f" {{tf.aliasing_output = {position} : i32}}"
-    if plan.takes_ints:
-        parameters.append(f"%ints: {ints}")
-    if plan.takes_floats:
-        parameters.append(f"%floats: tensor<{b.n_floats}xf64>")
-    types = ", ".join(v.type for v in results)
-    names = ", ".join(v.name for v in results)
-    plan.text = (
-        "module {\n  func.func public @main("
-        + ", ".join(parameters)
-        + f") -> ({types}) {{\n"
-        + body.replace("@INTS@", ints)
-        + f"\n    return {names} : {types}\n  }}\n}}\n"
-    )
-    plan.options = program_options.compile_options()
-
-
-_NAMES = re.compile(r"%[A-Za-z0-9_]+")
-
-
-def eliminate_dead_lines(lines: Sequence[str], live: Sequence[str]) -> list[str]:
-    """The lines that results depend on; one line is one operation, regions included."""
-    needed = {name.partition("#")[0] for name in live}
-    kept = []
-    for line in reversed(lines):
-        head, _, tail = line.partition(" = ")
-        name = head.strip().partition(":")[0]
-        if name in needed:
-            needed.update(_NAMES.findall(tail))
-            kept.append(line)
-    kept.reverse()
-    return kept
 
 
 def _returns(
