@@ -347,21 +347,6 @@ def _strengthen(b: OpBuilder, values: list[Any]) -> list[Any]:
 
 def emit_graph(b: OpBuilder, module: torch.fx.GraphModule, inputs: Sequence[Value]) -> Any:
     """Emit an FX graph of ATen calls; ``inputs`` are its placeholders' values."""
-    env: dict[torch.fx.Node, Any] = {}
-    feed = iter(inputs)
-    for node in module.graph.nodes:
-        if node.op == "placeholder":
-            env[node] = next(feed)
-        elif node.op == "get_attr":
-            tensor = getattr(module, str(node.target))
-            env[node] = b.constant_array(tensor.detach().cpu(), tensor.dtype)
-        elif node.op == "call_function":
-            args = torch.fx.map_arg(node.args, lambda n: env[n])
-            kwargs = torch.fx.map_arg(node.kwargs, lambda n: env[n])
-            if isinstance(node.target, torch._ops.OpOverload):
-                env[node] = emit_op(b, node.target, args, kwargs)
-            elif callable(node.target):
-                env[node] = node.target(*args, **kwargs)  # operator.getitem and the like
-        elif node.op == "output":
-            return torch.fx.map_arg(node.args[0], lambda n: env[n])
-    raise LoweringError("graph without output")
+    from torch_tpu.lowering.interpreter import Interpreter  # it emits ops through this module
+
+    return Interpreter(b, module).run(inputs)

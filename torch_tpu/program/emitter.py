@@ -23,9 +23,15 @@ class CallEmitter(OpBuilder):
         self.bases = [Value(f"%s{i}", s.dims, s.dtype) for i, s in enumerate(storages)]
         self.n_ints = n_ints
         self.n_floats = n_floats
+        self.location: str | None = None  # MLIR location text of the lines that follow
         self._ints: dict[int, Value] = {}
         self._floats: dict[int, Value] = {}
         self.rng_state = (self.int_operand(n_ints), self.int_operand(n_ints + 1))
+
+    def line(self, text: str) -> None:
+        if self.location is not None and not text.startswith("^"):
+            text = f"{text} loc({self.location})"
+        super().line(text)
 
     def int_operand(self, slot: int) -> Value:
         """The i64 scalar at ``slot`` of the ints pack (its length is known only at the end)."""
