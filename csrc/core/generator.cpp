@@ -88,9 +88,11 @@ void GeneratorImpl::graphsafe_set_state(const c10::intrusive_ptr<c10::GeneratorI
   state_ = impl->state_;
 }
 
-RngState GeneratorImpl::next() {
+RngState GeneratorImpl::next(int64_t count) {
   const std::lock_guard<std::mutex> lock(state_->mutex);
-  return {static_cast<int64_t>(state_->seed), static_cast<int64_t>(state_->offset++)};
+  const RngState before{static_cast<int64_t>(state_->seed), static_cast<int64_t>(state_->offset)};
+  state_->offset += static_cast<uint64_t>(count);
+  return before;
 }
 
 GeneratorImpl* GeneratorImpl::clone_impl() const {
@@ -141,11 +143,12 @@ void manual_seed_all(uint64_t seed) {
   }
 }
 
-RngState next_state(const std::optional<at::Generator>& generator, int device) {
+RngState next_state(const std::optional<at::Generator>& generator, int device, int64_t count) {
   if (!generator.has_value() || !generator->defined()) {
-    return default_generator(static_cast<c10::DeviceIndex>(device)).get<GeneratorImpl>()->next();
+    const at::Generator& own = default_generator(static_cast<c10::DeviceIndex>(device));
+    return own.get<GeneratorImpl>()->next(count);
   }
-  return at::check_generator<GeneratorImpl>(generator)->next();
+  return at::check_generator<GeneratorImpl>(generator)->next(count);
 }
 
 }  // namespace torch_tpu

@@ -42,8 +42,8 @@ class GeneratorImpl final : public c10::GeneratorImpl {
   c10::intrusive_ptr<c10::GeneratorImpl> graphsafe_get_state() const override;
   void graphsafe_set_state(const c10::intrusive_ptr<c10::GeneratorImpl>& other) override;
 
-  // The state before the call; the offset moves on by one. Safe from any thread.
-  RngState next();
+  // The state before the call; the offset moves on by `count`. Safe from any thread.
+  RngState next(int64_t count = 1);
 
  private:
   struct State {
@@ -67,7 +67,8 @@ const at::Generator& default_generator(c10::DeviceIndex device);
 void manual_seed_all(uint64_t seed);
 
 // The state an op on `device` draws from: that of `generator`, or of the device's default generator
-// if there is none. Throws c10::Error if `generator` belongs to another kind of device.
-RngState next_state(const std::optional<at::Generator>& generator, int device);
+// if there is none; it moves on by `count`. Throws c10::Error if `generator` belongs to another
+// kind of device.
+RngState next_state(const std::optional<at::Generator>& generator, int device, int64_t count = 1);
 
 }  // namespace torch_tpu

@@ -52,6 +52,18 @@ namespace {
 
 constexpr size_t kMaxInline = 24;
 
+// Bounds the flags that nobody has asked for yet.
+void bound_checks(int device) {
+  constexpr size_t kMaxPending = 256;
+  DeviceState& state = Runtime::get().state(device);
+  bool full = false;
+  {
+    const std::lock_guard<std::mutex> lock(state.live);
+    full = state.checks.size() >= kMaxPending;
+  }
+  if (full) Runtime::get().compact_checks(device);
+}
+
 // Executes and installs the results of writes; new buffers are left in `results`.
 void execute(const Program& program, Call& call, c10::SmallVectorImpl<BufferRef>& results) {
   Runtime& runtime = Runtime::get();
@@ -61,7 +73,7 @@ void execute(const Program& program, Call& call, c10::SmallVectorImpl<BufferRef>
     if (C10_UNLIKELY(storage.buffer == nullptr)) define_contents(storage);
   }
   if (program.takes_rng) {
-    const RngState rng = next_state(call.generator, call.device);
+    const RngState rng = next_state(call.generator, call.device, program.draws);
     call.ints.push_back(rng.seed);
     call.ints.push_back(rng.offset);
   }
@@ -131,6 +143,19 @@ void execute(const Program& program, Call& call, c10::SmallVectorImpl<BufferRef>
   }
 }
 
+}  // namespace
+
+void execute_program(const Program& program, Call& call, c10::SmallVectorImpl<BufferRef>& results) {
+  if (program.executable == nullptr) {
+    results.resize(program.outputs.size());
+    return;
+  }
+  execute(program, call, results);
+  if (C10_UNLIKELY(program.check_output >= 0)) bound_checks(call.device);
+}
+
+namespace {
+
 void finish(const Program& program, Call& call, c10::SmallVectorImpl<BufferRef>& results,
             torch::jit::Stack* stack, size_t num_args) {
   c10::SmallVector<at::Tensor, 8> fresh(program.outputs.size());
@@ -176,17 +201,6 @@ void finish(const Program& program, Call& call, c10::SmallVectorImpl<BufferRef>&
   }
   stack->erase(stack->end() - static_cast<std::ptrdiff_t>(num_args), stack->end());
   for (c10::IValue& value : returned) stack->push_back(std::move(value));
-}
-
-void bound_checks(int device) {
-  constexpr size_t kMaxPending = 256;
-  DeviceState& state = Runtime::get().state(device);
-  bool full = false;
-  {
-    const std::lock_guard<std::mutex> lock(state.live);
-    full = state.checks.size() >= kMaxPending;
-  }
-  if (full) Runtime::get().compact_checks(device);
 }
 
 // The device a call without tensor operands runs on: its device argument or the current one.
@@ -239,12 +253,7 @@ void run_boxed(OpState& op, torch::jit::Stack* stack) {
       continue;
     }
     c10::SmallVector<BufferRef, 8> results;
-    if (program->executable != nullptr) {
-      execute(*program, call, results);
-    } else {
-      results.resize(program->outputs.size());
-    }
-    if (C10_UNLIKELY(program->check_output >= 0)) bound_checks(call.device);
+    execute_program(*program, call, results);
     finish(*program, call, results, stack, num_args);
     return;
   }

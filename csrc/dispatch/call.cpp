@@ -43,6 +43,7 @@ void Call::clear() {
   held.clear();
   generator.reset();
   device = -1;
+  places_.clear();
 }
 
 bool regular_starts(c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset,
@@ -116,25 +117,7 @@ void Call::add_tensor(const OpState& op, const at::Tensor& given, size_t arg) {
   const c10::TensorImpl* impl = tensor->unsafeGetTensorImpl();
   if (C10_UNLIKELY(impl->device_type() != c10::DeviceType::PrivateUse1)) {
     if (impl->is_cpu() && impl->dim() == 0 && !op.is_written(arg)) {
-      const auto dtype = tensor->scalar_type();
-      TensorRef ref{tensor, nullptr, -1, View::kScalar, 0, 1};
-      key.push_back(tag(kTagCpuScalar,
-                        static_cast<uint64_t>(dtype) << 8 | (impl->is_wrapped_number() ? 1U : 0U)));
-      if (c10::isComplexType(dtype)) {
-        const auto value = tensor->item().toComplexDouble();
-        ref.first_operand = static_cast<int>(floats.size());
-        floats.push_back(value.real());
-        floats.push_back(value.imag());
-      } else if (c10::isFloatingType(dtype)) {
-        ref.first_operand = static_cast<int>(floats.size());
-        floats.push_back(dtype == c10::kDouble ? *tensor->const_data_ptr<double>()
-                                               : tensor->item().toDouble());
-      } else {
-        ref.first_operand = static_cast<int>(ints.size());
-        ints.push_back(dtype == c10::kLong ? *tensor->const_data_ptr<int64_t>()
-                                           : static_cast<int64_t>(tensor->item().toLong()));
-      }
-      tensors.push_back(ref);
+      add_cpu_scalar(*tensor);
       return;
     }
     if (impl->is_cpu() && op.moves_cpu_tensors && device >= 0) {
@@ -159,16 +142,71 @@ void Call::add_tensor(const OpState& op, const at::Tensor& given, size_t arg) {
   if (C10_UNLIKELY(device >= 0 && storage.device != device)) {
     op.raise_wrong_device(*tensor, arg, device);
   }
-  device = storage.device;
   if (C10_UNLIKELY(storage.raw_bytes && tensor->scalar_type() != c10::ScalarType::Byte)) {
     op.retype(*tensor);
   }
+  add_device_tensor(*tensor);
+}
 
-  size_t index = 0;
-  while (index < storages.size() && storages[index] != &storage) ++index;
-  const bool first_use = index == storages.size();
-  if (first_use) storages.push_back(&storage);
+void Call::add_cpu_scalar(const at::Tensor& tensor) {
+  const auto dtype = tensor.scalar_type();
+  TensorRef ref{&tensor, nullptr, -1, View::kScalar, 0, 1};
+  const bool wrapped = tensor.unsafeGetTensorImpl()->is_wrapped_number();
+  key.push_back(tag(kTagCpuScalar, static_cast<uint64_t>(dtype) << 8 | (wrapped ? 1U : 0U)));
+  if (c10::isComplexType(dtype)) {
+    const auto value = tensor.item().toComplexDouble();
+    ref.first_operand = static_cast<int>(floats.size());
+    floats.push_back(value.real());
+    floats.push_back(value.imag());
+  } else if (c10::isFloatingType(dtype)) {
+    ref.first_operand = static_cast<int>(floats.size());
+    floats.push_back(dtype == c10::kDouble ? *tensor.const_data_ptr<double>()
+                                           : tensor.item().toDouble());
+  } else {
+    ref.first_operand = static_cast<int>(ints.size());
+    ints.push_back(dtype == c10::kLong ? *tensor.const_data_ptr<int64_t>()
+                                       : static_cast<int64_t>(tensor.item().toLong()));
+  }
+  tensors.push_back(ref);
+}
 
+size_t Call::storage_index(Storage& storage) {
+  constexpr size_t kFew = 16;
+  if (storages.size() <= kFew) {
+    size_t index = 0;
+    while (index < storages.size() && storages[index] != &storage) ++index;
+    if (index == storages.size()) storages.push_back(&storage);
+    return index;
+  }
+  const auto place_of = [this](const Storage* s) {
+    const size_t mask = places_.size() - 1;
+    size_t at = (reinterpret_cast<uintptr_t>(s) * 0x9E3779B97F4A7C15ULL >> 32) & mask;
+    while (places_[at] >= 0 && storages[static_cast<size_t>(places_[at])] != s) {
+      at = (at + 1) & mask;
+    }
+    return at;
+  };
+  if (places_.size() < 2 * (storages.size() + 1)) {
+    const size_t size = std::bit_ceil(4 * (storages.size() + 1));
+    places_.assign(size, -1);
+    for (size_t i = 0; i < storages.size(); ++i) {
+      places_[place_of(storages[i])] = static_cast<int32_t>(i);
+    }
+  }
+  const size_t at = place_of(&storage);
+  if (places_[at] < 0) {
+    places_[at] = static_cast<int32_t>(storages.size());
+    storages.push_back(&storage);
+  }
+  return static_cast<size_t>(places_[at]);
+}
+
+void Call::add_device_tensor(const at::Tensor& given) {
+  const at::Tensor* tensor = &given;
+  const c10::TensorImpl* impl = given.unsafeGetTensorImpl();
+  Storage& storage = storage_of(given);
+  device = storage.device;
+  const size_t index = storage_index(storage);
   TensorRef ref{tensor, &storage, static_cast<int>(index), View::kWhole, 0, 0};
   add_view(ref, *impl, storage);
   const auto sizes = impl->sizes();

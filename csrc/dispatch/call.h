@@ -59,12 +59,22 @@ struct Call {
   void clear();
   // Takes `args` apart. Throws PyTorch's errors for operands on different devices.
   void parse(const OpState& op, c10::ArrayRef<c10::IValue> args);
+  // One operand: a tensor with a storage of ours on this call's device, its conjugation and
+  // negation carried out; a number; something that is part of the key. The tensor has to outlive
+  // the call.
+  void add_device_tensor(const at::Tensor& tensor);
+  void add_cpu_scalar(const at::Tensor& tensor);
+  void add_scalar(const c10::IValue& value);
+  void add_static(const c10::IValue& value);
 
  private:
   void add_tensor(const OpState& op, const at::Tensor& tensor, size_t arg);
-  void add_scalar(const c10::IValue& value);
-  void add_static(const c10::IValue& value);
+  size_t storage_index(Storage& storage);
   void add_view(TensorRef& ref, const c10::TensorImpl& impl, const Storage& storage);
+
+  // Places of `storages` by address, once there are too many to look through: open addressing,
+  // -1 is free.
+  c10::SmallVector<int32_t, 8> places_;
 };
 
 // The starts of a view with nested strides; false if the strides are not of that kind.

@@ -7,17 +7,10 @@
 #include <chrono>
 
 #include "dispatch/boxed.h"
+#include "dispatch/describe.h"
 #include "dispatch/executables.h"
 
 namespace torch_tpu {
-
-namespace {
-
-using Clock = std::chrono::steady_clock;
-
-int64_t nanoseconds_since(Clock::time_point start) {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
-}
 
 py::tuple to_tuple(c10::IntArrayRef values) {
   py::tuple out(values.size());
@@ -31,6 +24,31 @@ Dims to_dims(const py::handle& values) {
   return out;
 }
 
+py::object describe_tensor(const TensorRef& ref, size_t index) {
+  const at::Tensor& t = *ref.tensor;
+  return py::module_::import("torch_tpu.program.plan")
+      .attr("TensorArg")(index, ref.storage_index, to_tuple(t.sizes()), to_tuple(t.strides()),
+                         py::cast(t.scalar_type()), static_cast<int>(ref.view), ref.first_operand,
+                         ref.num_operands, t.unsafeGetTensorImpl()->is_wrapped_number());
+}
+
+py::list describe_storages(const Call& call) {
+  const py::object spec = py::module_::import("torch_tpu.program.plan").attr("StorageSpec");
+  py::list out;
+  for (const Storage* storage : call.storages) {
+    out.append(spec(to_tuple(storage->dims), py::cast(storage->dtype)));
+  }
+  return out;
+}
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+int64_t nanoseconds_since(Clock::time_point start) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
+}
+
 // Describes the arguments in Python; counts through tensors and operands in parse order.
 class Describer {
  public:
@@ -40,14 +58,6 @@ class Describer {
   py::list arguments(c10::ArrayRef<c10::IValue> args) {
     py::list out;
     for (size_t i = 0; i < args.size(); ++i) out.append(argument(args[i], i));
-    return out;
-  }
-
-  py::list storages() {
-    py::list out;
-    for (const Storage* storage : call_.storages) {
-      out.append(module_.attr("StorageSpec")(to_tuple(storage->dims), py::cast(storage->dtype)));
-    }
     return out;
   }
 
@@ -105,12 +115,7 @@ class Describer {
   py::object tensor(const at::Tensor& given) {
     if (!given.defined()) return py::none();
     const TensorRef& ref = call_.tensors[next_tensor_];
-    const auto index = static_cast<int64_t>(next_tensor_++);
-    const at::Tensor& t = *ref.tensor;
-    return module_.attr("TensorArg")(
-        index, ref.storage_index, to_tuple(t.sizes()), to_tuple(t.strides()),
-        py::cast(t.scalar_type()), static_cast<int>(ref.view), ref.first_operand, ref.num_operands,
-        t.unsafeGetTensorImpl()->is_wrapped_number());
+    return describe_tensor(ref, next_tensor_++);
   }
 
   // Slots are found again by counting, as Call::parse did.
@@ -133,7 +138,14 @@ class Describer {
   size_t next_tensor_ = 0;
 };
 
-void read_outputs(const py::handle& plan, Program& program) {
+}  // namespace
+
+ProgramText read_plan(const py::handle& plan, Program& program) {
+  program.parameters = plan.attr("parameters").cast<std::vector<int>>();
+  program.takes_ints = plan.attr("takes_ints").cast<bool>();
+  program.takes_floats = plan.attr("takes_floats").cast<bool>();
+  program.takes_rng = plan.attr("takes_rng").cast<bool>();
+  program.check_output = plan.attr("has_check").cast<bool>() ? 1 : -1;
   for (const py::handle item : plan.attr("outputs")) {
     Program::Output output;
     output.target = item.attr("target").cast<int>();
@@ -166,17 +178,15 @@ void read_outputs(const py::handle& plan, Program& program) {
     const auto pair = item.cast<py::tuple>();
     program.resizes.push_back({pair[0].cast<int>(), to_dims(pair[1])});
   }
+  return {plan.attr("text").cast<std::string>(), plan.attr("options").cast<std::string>()};
 }
 
-// Turns a Python exception into one that keeps its class through C++ and autograd threads.
-[[noreturn]] void rethrow(py::error_already_set& error) {
+void rethrow(py::error_already_set& error) {
   error.restore();
   python_error persisted;
   persisted.persist();
   throw persisted;  // NOLINT: the class autograd and the bindings expect
 }
-
-}  // namespace
 
 void check_arguments(const OpState& op, const Call& call, c10::ArrayRef<c10::IValue> args) {
   const py::gil_scoped_acquire gil;
@@ -192,8 +202,7 @@ void check_arguments(const OpState& op, const Call& call, c10::ArrayRef<c10::IVa
 ProgramRef compile_program(OpState& op, const Call& call, c10::ArrayRef<c10::IValue> args) {
   auto program = std::make_shared<Program>();
   program->name = op.name;
-  std::string text;
-  std::string options;
+  ProgramText program_text;
   {
     const auto start = Clock::now();
     const py::gil_scoped_acquire gil;
@@ -202,27 +211,20 @@ ProgramRef compile_program(OpState& op, const Call& call, c10::ArrayRef<c10::IVa
       const py::object compile = py::module_::import("torch_tpu.program.call").attr("compile_call");
       op.has_check =
           py::module_::import("torch_tpu.program.call").attr("has_check")(op.name).cast<bool>();
-      const py::object plan = compile(op.name, describe.arguments(args), describe.storages(),
+      const py::object plan = compile(op.name, describe.arguments(args), describe_storages(call),
                                       call.device, call.ints.size(), call.floats.size());
       if (plan.is_none()) {
         program->cpu_fallback = true;
         return program;
       }
-      text = plan.attr("text").cast<std::string>();
-      options = plan.attr("options").cast<std::string>();
-      program->parameters = plan.attr("parameters").cast<std::vector<int>>();
-      program->takes_ints = plan.attr("takes_ints").cast<bool>();
-      program->takes_floats = plan.attr("takes_floats").cast<bool>();
-      program->takes_rng = plan.attr("takes_rng").cast<bool>();
-      program->check_output = plan.attr("has_check").cast<bool>() ? 1 : -1;
-      read_outputs(plan, *program);
+      program_text = read_plan(plan, *program);
     } catch (py::error_already_set& error) {
       rethrow(error);
     }
     counters().lower_ns.fetch_add(nanoseconds_since(start), std::memory_order_relaxed);
   }
-  if (text.empty()) return program;
-  program->executable = obtain_executable(op.name, text, options);
+  if (program_text.text.empty()) return program;
+  program->executable = obtain_executable(op.name, program_text.text, program_text.options);
   return program;
 }
 

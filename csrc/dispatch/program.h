@@ -41,6 +41,7 @@ struct Program {
   bool takes_ints = false;
   bool takes_floats = false;
   bool takes_rng = false;
+  int64_t draws = 1;      // how far it moves the generator's offset, if it takes the state
   int check_output = -1;  // the i1 flag of out-of-range indices
   std::vector<Output> outputs;
   std::vector<Return> returns;
