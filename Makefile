@@ -7,7 +7,7 @@
 # DEMO_ARGS=..., BENCH_ARGS=...  arguments of the demo and of the benchmark runner
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full test-tpu-compile bench lint format build clean ready-run ready-dev
+.PHONY: help demo test test-full test-models test-tpu-compile bench lint format build clean ready-run ready-dev
 
 export TORCH_INDEX_URL PYTHON
 PYTEST_JOBS ?= 2
@@ -30,6 +30,9 @@ test-full: lint  ## the test suite with the long sweeps
 
 test-tpu-compile: ready-dev  ## only what the TPU compiler (libtpu, no chip needed) is asked
 	@$(PYTEST) -m tpu_compile
+
+test-models: ready-dev  ## every model type of Transformers, forward and backward (an hour)
+	@$(IN_ENV) -m tests.integrations.transformers.sweep $(MODELS_ARGS)
 
 bench: ready-run  ## figures beside torch CPU, as ratios
 	@$(IN_ENV) benchmarks/run.py $(BENCH_ARGS)

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -126,17 +126,17 @@ def check_overlap(overload: Any, args: Sequence[Any], written: Sequence[int]) ->
 _MAX_NUMEL_FOR_ERRORS = 1 << 24
 
 
-def raise_as_cpu(overload: Any, args: Sequence[Any], error: Exception) -> NoReturn:
-    """Raise what the CPU raises for this call; ``error`` itself if the CPU takes it.
+def error_of_cpu(overload: Any, args: Sequence[Any]) -> Exception | None:
+    """What the CPU raises for this call; None if it takes it, or where that is not tried.
 
     PyTorch's meta kernels agree with the CPU on what is wrong, but those written in Python not
-    always on the exception's class and words.
+    always on the exception's class and words, and some have the rules of a CUDA kernel instead.
     """
     leaves: list[TensorArg] = []
     for arg in args:
         map_arguments(arg, lambda a: leaves.append(a) if isinstance(a, TensorArg) else None)
     if sum(math.prod(t.sizes) for t in leaves) > _MAX_NUMEL_FOR_ERRORS:
-        raise error
+        return None
 
     def to_cpu(arg: TensorArg | ScalarArg) -> Any:
         if isinstance(arg, ScalarArg):
@@ -153,10 +153,10 @@ def raise_as_cpu(overload: Any, args: Sequence[Any], error: Exception) -> NoRetu
     try:
         overload(*positional, **keywords)
     except NotImplementedError:
-        raise error from None
+        return None
     except Exception as on_cpu:
-        raise on_cpu.with_traceback(None) from None
-    raise error
+        return on_cpu.with_traceback(None)
+    return None
 
 
 @contextmanager
@@ -191,14 +191,16 @@ def _run_meta(overload: Any, args: Sequence[Any]) -> tuple[Any, list[Any]]:
             return overload(*positional, **keywords), metas
         except NotImplementedError:
             return None, metas
-        except AttributeError:
-            # A rule of PyTorch's own that fails on absent tensors; ours has to be there.
+        except Exception as error:
+            on_cpu = error_of_cpu(overload, args)
+            if on_cpu is not None:
+                raise on_cpu from None
+            # A rule of PyTorch's own that fails on absent tensors, or refuses what only CUDA
+            # refuses: the lowering's own rule holds, where it has one.
             lowering = registry.find(overload)
             if lowering is None or lowering.specs is None:
-                raise
+                raise error
             return None, metas
-        except Exception as error:
-            raise_as_cpu(overload, args, error)
 
 
 def _plan(

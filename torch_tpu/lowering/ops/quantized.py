@@ -72,7 +72,27 @@ def scaled_mm_v2(
     return _scaled_product(b, x, y, scale_a[0], scale_b[0], bias)
 
 
-@lower("aten._grouped_mm")
+def _grouped_specs(
+    x: Value, y: Value, offs: Value | None, bias: Value | None, out_dtype: torch.dtype | None
+) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """Any floating dtype and layout, as on the CPU; PyTorch's meta kernel has CUDA's limits."""
+    if x.dtype != y.dtype or not x.dtype.is_floating_point:
+        raise RuntimeError(
+            f"grouped_mm: expected two operands of one floating dtype; got {x.dtype} and {y.dtype}"
+        )
+    shared = x.shape[-1] == y.shape[-2]
+    if x.rank not in (2, 3) or y.rank not in (2, 3) or not shared:
+        raise RuntimeError(
+            "grouped_mm: expected operands of rank 2 or 3 with one contraction size; "
+            f"got shapes {x.shape} and {y.shape}"
+        )
+    if (offs is None) == (x.rank == 2 or y.rank == 2):
+        raise RuntimeError("grouped_mm: offs is needed exactly when an operand is 2-d")
+    groups = [] if x.rank != y.rank else [x.shape[0] if offs is None else offs.shape[0]]
+    return [((*groups, x.shape[-2], y.shape[-1]), out_dtype or x.dtype)]
+
+
+@lower("aten._grouped_mm", specs=_grouped_specs)
 def grouped_mm(
     b: OpBuilder,
     x: Value,
