@@ -44,7 +44,7 @@ def _sub(prefix: str, values: dict[str, Any]) -> dict[str, Any]:
 _LATENT_HEADS = {
     "num_key_value_heads": 4,
     "index_head_dim": 16,
-    "index_n_heads": 4,
+    "index_n_heads": 16,
     "index_topk": 8,
 }
 _SAM2 = {
@@ -194,6 +194,7 @@ CONFIG: dict[str, dict[str, Any]] = {
     "grounding-dino": _sub("backbone_config", _SWIN_STAGES),
     "mm-grounding-dino": _sub("backbone_config", _SWIN_STAGES),
     "d_fine": {"num_queries": 10},
+    "deimv2": {"num_queries": 10},
     "rt_detr": _RT_DETR,
     "rt_detr_v2": _RT_DETR,
     "mimi": _MIMI,
