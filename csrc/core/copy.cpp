@@ -5,7 +5,9 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
+#include "core/activity.h"
 #include "core/errors.h"
+#include "core/modes.h"
 #include "core/storage.h"
 #include "dispatch/boxed.h"
 
@@ -24,12 +26,15 @@ bool is_whole(const at::Tensor& t, Dims& order) {
 
 BufferRef upload(const at::Tensor& contiguous, c10::IntArrayRef dims, int device) {
   Runtime& runtime = Runtime::get();
+  const activity::Timer timer(activity::Kind::kToDevice, "copy to the device", device,
+                              static_cast<int64_t>(contiguous.nbytes()));
   try {
     counters().bytes_to_device.fetch_add(static_cast<int64_t>(contiguous.nbytes()),
                                          std::memory_order_relaxed);
     pjrt::Buffer buffer =
         runtime.client().from_host(contiguous.const_data_ptr(), to_pjrt(contiguous.scalar_type()),
                                    dims.data(), dims.size(), runtime.device(device));
+    if (eager_mode() == EagerMode::kDebug) buffer.await();
     return std::make_shared<Buffer>(std::move(buffer), device, contiguous.nbytes(),
                                     "copy to the device");
   } catch (const pjrt::Error& error) {
@@ -48,6 +53,13 @@ BufferRef buffer_of(Storage& storage) {
   if (storage.buffer == nullptr) define_contents(storage);
   const std::lock_guard<std::mutex> lock(Runtime::get().state(storage.device).launch);
   return storage.buffer;
+}
+
+// Tells waiting for the contents apart from copying them, if anybody wants to know.
+void observe_wait(const Buffer& buffer, int device) {
+  if (!activity::spans_wanted()) return;
+  const activity::Timer timer(activity::Kind::kWait, buffer.producer(), device);
+  buffer.pjrt().await();
 }
 
 void copy_on_device(const at::Tensor& self, const at::Tensor& src);
@@ -96,6 +108,9 @@ void copy_to_host(const at::Tensor& self, const at::Tensor& src) {
                              self.options().dtype(dense.scalar_type()).pinned_memory(false));
   }
   try {
+    observe_wait(*buffer, device);
+    const activity::Timer timer(activity::Kind::kToHost, "copy to the host", device,
+                                static_cast<int64_t>(host.nbytes()));
     buffer->pjrt().to_host(host.mutable_data_ptr(), host.nbytes());
   } catch (const pjrt::Error& error) {
     raise_execution_error(error, buffer->producer());
@@ -119,6 +134,8 @@ void copy_across(const at::Tensor& self, const at::Tensor& src) {
   const BufferRef from = buffer_of(storage_of(dense));
   const int target = static_cast<int>(self.device().index());
   BufferRef moved;
+  const activity::Timer timer(activity::Kind::kAcross, "copy between devices", target,
+                              static_cast<int64_t>(dense.nbytes()));
   try {
     moved = std::make_shared<Buffer>(from->pjrt().copy_to_device(runtime.device(target)), target,
                                      dense.nbytes(), "copy between devices");
@@ -168,6 +185,7 @@ void copy_on_device(const at::Tensor& self, const at::Tensor& src) {
 
 // Conjugation and negation are bits of a tensor that PyTorch leaves to copies to carry out.
 void copy_any(const at::Tensor& self, const at::Tensor& src) {
+  const activity::Scope scope;
   if (C10_UNLIKELY(self.is_conj())) return copy_any(self._conj(), src.conj());
   if (C10_UNLIKELY(self.is_neg())) return copy_any(self._neg_view(), at::neg(src));
   if (C10_UNLIKELY(src.is_conj())) return copy_any(self, at::conj_physical(src._conj()));
@@ -212,6 +230,7 @@ at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& dst) {
 }
 
 at::Scalar local_scalar_dense(const at::Tensor& self) {
+  const activity::Scope scope;
   Runtime& runtime = Runtime::get();
   runtime.client();  // refuses in a forked child
   TORCH_CHECK(self.numel() == 1, "a Tensor with ", self.numel(),
@@ -221,12 +240,16 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
   const at::Tensor one = whole(self, order);
   const BufferRef buffer = buffer_of(storage_of(one));
   alignas(16) char bytes[16] = {};
+  const int device = buffer->device();
   try {
+    observe_wait(*buffer, device);
+    const activity::Timer timer(activity::Kind::kToHost, "item", device,
+                                static_cast<int64_t>(buffer->nbytes()));
     buffer->pjrt().to_host(bytes, sizeof bytes);
   } catch (const pjrt::Error& error) {
     raise_execution_error(error, buffer->producer());
   }
-  runtime.raise_pending_checks(static_cast<int>(self.device().index()));
+  runtime.raise_pending_checks(device);
   const auto value = at::from_blob(bytes, {}, at::TensorOptions().dtype(self.scalar_type()));
   return value.item();
 }

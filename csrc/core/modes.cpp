@@ -24,6 +24,7 @@ struct Overrides : c10::SafePyObject {
   Overrides() : c10::SafePyObject(nullptr, nullptr) {}
   int mode = kNoOverride;
   int passes = kNoOverride;
+  int checks = kNoOverride;
 };
 
 const std::string& tls_key() {
@@ -43,12 +44,13 @@ int exchange_override(int Overrides::* field, int value) {
   if (current != nullptr) {
     next->mode = current->mode;
     next->passes = current->passes;
+    next->checks = current->checks;
   }
   const int previous = (*next).*field;
   (*next).*field = value;
   overrides.fetch_add((value != kNoOverride ? 1 : 0) - (previous != kNoOverride ? 1 : 0),
                       std::memory_order_relaxed);
-  if (next->mode == kNoOverride && next->passes == kNoOverride) {
+  if (next->mode == kNoOverride && next->passes == kNoOverride && next->checks == kNoOverride) {
     if (current != nullptr) at::impl::ThreadLocalPythonObjects::erase(tls_key());
   } else {
     at::impl::ThreadLocalPythonObjects::set(tls_key(), std::move(next));
@@ -94,6 +96,11 @@ int matmul_passes() {
   return global_passes();
 }
 
+int number_checks() {
+  const Overrides* thread = thread_overrides();
+  return thread != nullptr && thread->checks != kNoOverride ? thread->checks : 0;
+}
+
 bool allow_excess_precision() { return excess_precision.load(std::memory_order_relaxed); }
 
 void set_eager_mode(int mode) {
@@ -108,6 +115,12 @@ void set_allow_excess_precision(bool allow) {
 int exchange_eager_mode_override(int mode) {
   if (mode != kNoOverride) check_mode(mode);
   return exchange_override(&Overrides::mode, mode);
+}
+
+int exchange_number_checks(int checks) {
+  TORCH_CHECK_VALUE(checks == kNoOverride || (checks >= 0 && checks <= 3),
+                    "debug: no such checks; got ", checks, "; expected bits 1 (NaN) and 2 (Inf)");
+  return exchange_override(&Overrides::checks, checks);
 }
 
 int exchange_matmul_passes_override(int passes) {

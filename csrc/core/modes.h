@@ -21,6 +21,8 @@ EagerMode eager_mode();
 // bf16 passes an f32 matmul takes: 1, 3 or 6. Without an override it follows
 // torch.set_float32_matmul_precision: medium, high, highest.
 int matmul_passes();
+// What Debug mode looks for in results: bit 1 NaN, bit 2 Inf.
+int number_checks();
 // Whether XLA may keep intermediates in a wider type than the program says.
 bool allow_excess_precision();
 
@@ -32,5 +34,6 @@ constexpr int kNoOverride = -1;
 // Replace the calling thread's override and return the one before; kNoOverride is none.
 int exchange_eager_mode_override(int mode);
 int exchange_matmul_passes_override(int passes);
+int exchange_number_checks(int checks);
 
 }  // namespace torch_tpu

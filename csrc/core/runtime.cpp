@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 #include <pthread.h>
 
+#include "core/activity.h"
 #include "core/errors.h"
 #include "core/storage.h"
 
@@ -112,6 +113,8 @@ bool Runtime::idle(int index) { return pending_events(index).empty(); }
 
 void Runtime::synchronize(int index) {
   client();
+  const activity::Scope scope;
+  const activity::Timer timer(activity::Kind::kWait, "synchronize", index);
   DeviceState& s = state(index);
   struct Wait {
     pjrt::Event event;

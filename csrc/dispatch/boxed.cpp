@@ -5,9 +5,11 @@
 #include <ATen/native/Resize.h>
 #include <torch/library.h>
 
+#include "core/activity.h"
 #include "core/errors.h"
 #include "core/generator.h"
 #include "core/modes.h"
+#include "dispatch/observed.h"
 #include "dispatch/packs.h"
 
 namespace torch_tpu {
@@ -102,6 +104,7 @@ void execute(const Program& program, Call& call, c10::SmallVectorImpl<BufferRef>
   const size_t count = program.outputs.size() + (program.check_output >= 0 ? 1 : 0);
   c10::SmallVector<PJRT_Buffer*, kMaxInline> outs(count, nullptr);
   counters().executions.fetch_add(1, std::memory_order_relaxed);
+  const int64_t start = activity::spans_wanted() ? activity::now() : 0;
   try {
     program.executable->execute(args.data(), args.size(), outs.data(), kept.data(), kept.size(),
                                 runtime.device(call.device).raw());
@@ -112,6 +115,7 @@ void execute(const Program& program, Call& call, c10::SmallVectorImpl<BufferRef>
     raise_execution_error(error, program.name);
   }
   const pjrt::Api& api = runtime.client().api();
+  if (C10_UNLIKELY(start != 0)) observe_execution(program, start, call.device, outs[0]);
   for (size_t i = 0; i < program.outputs.size(); ++i) {
     const Program::Output& output = program.outputs[i];
     if (output.donates >= 0) {
@@ -218,7 +222,7 @@ int device_from_arguments(const OpState& op, c10::ArrayRef<c10::IValue> args) {
 
 }  // namespace
 
-void run_boxed(OpState& op, torch::jit::Stack* stack) {
+void run_call(OpState& op, torch::jit::Stack* stack) {
   const size_t num_args = op.kinds.size();
   if (op.moves_cpu_tensors && expand_masks(op, stack)) return;
   Call call;
@@ -231,6 +235,7 @@ void run_boxed(OpState& op, torch::jit::Stack* stack) {
     ProgramRef program = op.find(call.key);
     if (C10_LIKELY(program != nullptr)) {
       counters().hits.fetch_add(1, std::memory_order_relaxed);
+      activity::count(activity::Kind::kHit, op.name);
       if (C10_UNLIKELY(op.has_check.load(std::memory_order_relaxed)) && !op.same_operands(call)) {
         check_arguments(op, call, args);
         op.remember_operands(call);
@@ -259,7 +264,16 @@ void run_boxed(OpState& op, torch::jit::Stack* stack) {
   }
 }
 
+void run_boxed(OpState& op, torch::jit::Stack* stack) {
+  if (C10_LIKELY(activity::flags() == 0 && eager_mode() != EagerMode::kDebug)) {
+    run_call(op, stack);
+  } else {
+    run_observed(op, stack);
+  }
+}
+
 void run_on_cpu(OpState& op, torch::jit::Stack* stack) {
+  const activity::Timer timer(activity::Kind::kFallback, op.name);
   counters().fallbacks.fetch_add(1, std::memory_order_relaxed);
   at::native::cpu_fallback(op.handle, stack);
 }

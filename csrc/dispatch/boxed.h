@@ -10,6 +10,8 @@ namespace torch_tpu {
 
 // Runs one call: takes the arguments from the stack, leaves the results there.
 void run_boxed(OpState& op, torch::jit::Stack* stack);
+// The same without regard to observers and Debug mode, see observed.h.
+void run_call(OpState& op, torch::jit::Stack* stack);
 
 // Runs a program on the bases and operands of `call`. Written storages get their new buffers; the
 // buffers of new tensors are left in `results`, in the order of Program::outputs.

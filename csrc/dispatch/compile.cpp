@@ -6,6 +6,7 @@
 
 #include <chrono>
 
+#include "core/activity.h"
 #include "dispatch/boxed.h"
 #include "dispatch/describe.h"
 #include "dispatch/executables.h"
@@ -205,6 +206,7 @@ ProgramRef compile_program(OpState& op, const Call& call, c10::ArrayRef<c10::IVa
   ProgramText program_text;
   {
     const auto start = Clock::now();
+    const activity::Timer timer(activity::Kind::kLower, op.name, call.device);
     const py::gil_scoped_acquire gil;
     try {
       Describer describe(op, call);

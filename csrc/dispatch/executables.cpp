@@ -5,6 +5,7 @@
 #include <chrono>
 #include <optional>
 
+#include "core/activity.h"
 #include "core/errors.h"
 #include "core/runtime.h"
 #include "dispatch/op_state.h"
@@ -27,6 +28,7 @@ std::shared_ptr<pjrt::Executable> obtain_executable(const char* name, const std:
   if (PyGILState_Check() != 0) release.emplace();
   const auto start = Clock::now();
   counters().compiles.fetch_add(1, std::memory_order_relaxed);
+  const activity::Timer timer(activity::Kind::kCompile, name);
   try {
     auto executable = Runtime::get().client().compile(text, "mlir", options);
     counters().compile_ns.fetch_add(nanoseconds_since(start), std::memory_order_relaxed);

@@ -147,6 +147,7 @@ void bind_device(py::module_& m) {
   def("eager_mode", [] { return static_cast<int>(eager_mode()); });
   def("set_eager_mode", &set_eager_mode, py::arg("mode"));
   def("exchange_eager_mode_override", &exchange_eager_mode_override, py::arg("mode"));
+  def("exchange_number_checks", &exchange_number_checks, py::arg("checks"));
   def("matmul_precision", &matmul_passes);
   def("exchange_matmul_precision_override", &exchange_matmul_passes_override, py::arg("passes"));
   def("allow_excess_precision", &allow_excess_precision);

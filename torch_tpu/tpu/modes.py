@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from torch_tpu import _C
 
-__all__ = ["EagerMode", "set_eager_mode"]
+__all__ = ["EagerMode", "debug", "set_eager_mode"]
 
 
 class EagerMode(enum.Enum):
@@ -56,6 +56,28 @@ def set_eager_mode(mode: EagerMode) -> Iterator[None]:
         yield
     finally:
         _C.exchange_eager_mode_override(before)
+
+
+@contextmanager
+def debug(*, check_nan: bool = False, check_inf: bool = False) -> Iterator[None]:
+    """Context manager: Debug mode, in which each op is finished before the next line runs.
+
+    An error names the Python line, the op and its arguments; in a backward pass the line is that
+    of the forward op. Holds for the calling thread and the backward passes it starts.
+
+    Args:
+        check_nan: raise RuntimeError at the first op that makes a NaN from arguments without one.
+        check_inf: the same for infinities. A mask of ``-inf`` is no error: its number was given.
+
+    Each check costs two programs and a wait per op.
+    """
+    mode = _C.exchange_eager_mode_override(EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING.value)
+    checks = _C.exchange_number_checks(int(check_nan) | int(check_inf) << 1)
+    try:
+        yield
+    finally:
+        _C.exchange_number_checks(checks)
+        _C.exchange_eager_mode_override(mode)
 
 
 def read_environment() -> None:
