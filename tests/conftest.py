@@ -3,6 +3,43 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import pytest
 
 # Two devices in one process, so that tests of copies and guards have somewhere to go.
 os.environ.setdefault("TORCH_TPU_NUM_DEVICES", "2")
+
+# Compiled programs go to a directory of this session, which its worker processes share; never to
+# the user's. TORCH_TPU_TEST_CACHE_DIR keeps them for the next session.
+_kept = os.environ.get("TORCH_TPU_TEST_CACHE_DIR")
+_own = "PYTEST_XDIST_WORKER" not in os.environ
+if _own:
+    os.environ["TORCH_TPU_CACHE_DIR"] = _kept or tempfile.mkdtemp(prefix="torch_tpu-test-cache-")
+    for tier in ("TIER2_COMPILATION_CACHE", "TIER3_COMPILATION_CACHE_ROOT"):
+        for prefix in ("TORCH_TPU_", "TORCH_TPU_INTERNAL_"):
+            os.environ.pop(prefix + tier, None)
+
+
+def pytest_unconfigure() -> None:
+    if _own and not _kept:
+        shutil.rmtree(os.environ["TORCH_TPU_CACHE_DIR"], ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def shares_programs() -> bool:
+    """Whether a module's tests use programs that others compiled. Not where compiles are counted:
+    folders of sweeps override this.
+    """
+    return False
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache_beyond_the_process(shares_programs: bool) -> Iterator[None]:
+    from torch_tpu.program import cache
+
+    with nullcontext() if shares_programs else cache.disabled():
+        yield

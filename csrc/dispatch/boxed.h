@@ -17,6 +17,10 @@ void run_call(OpState& op, torch::jit::Stack* stack);
 // buffers of new tensors are left in `results`, in the order of Program::outputs.
 void execute_program(const Program& program, Call& call, c10::SmallVectorImpl<BufferRef>& results);
 
+// Runs a program on the bases and operands of `call`. Written storages get their new buffers; the
+// buffers of new tensors are left in `results`, in the order of Program::outputs.
+void execute_program(const Program& program, Call& call, c10::SmallVectorImpl<BufferRef>& results);
+
 // Turns boolean masks among an index op's arguments into integer indices and runs the call; false
 // if there are none.
 bool expand_masks(OpState& op, torch::jit::Stack* stack);

@@ -67,7 +67,9 @@ struct OpState {
 
 struct Counters {
   std::atomic<int64_t> hits{0}, misses{0}, compiles{0}, fallbacks{0}, executions{0};
-  std::atomic<int64_t> lower_ns{0}, compile_ns{0};
+  // A program new to the process is compiled, or found in the host's directory or the remote root.
+  std::atomic<int64_t> disk_hits{0}, disk_misses{0}, remote_hits{0};
+  std::atomic<int64_t> lower_ns{0}, compile_ns{0}, load_ns{0}, store_ns{0};
   std::atomic<int64_t> bytes_to_device{0}, bytes_to_host{0};
 };
 Counters& counters();

@@ -1,5 +1,7 @@
 #include "executable.h"
 
+#include <ctime>
+
 namespace torch_tpu::pjrt {
 
 namespace {
@@ -197,6 +199,13 @@ std::vector<PJRT_Device*> Executable::addressable_devices() const {
                                    args.addressable_devices + args.num_addressable_devices);
 }
 
+void Executable::note_launch() const noexcept {
+  timespec now{};
+  clock_gettime(CLOCK_REALTIME_COARSE, &now);  // a few nanoseconds
+  launches_.fetch_add(1, std::memory_order_relaxed);
+  last_launch_.store(int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec, std::memory_order_relaxed);
+}
+
 void Executable::execute(PJRT_Buffer* const* args, size_t nargs, PJRT_Buffer** outs,
                          const int64_t* non_donatable, size_t n_non_donatable, PJRT_Device* device,
                          PJRT_Event** done, int launch_id) const {
@@ -213,6 +222,7 @@ void Executable::execute(PJRT_Buffer* const* args, size_t nargs, PJRT_Buffer** o
   call.output_lists = &outs;
   call.device_complete_events = done;
   call.execute_device = device;
+  note_launch();
   api_->check(api_->raw()->PJRT_LoadedExecutable_Execute(&call));
 }
 
@@ -231,6 +241,7 @@ void Executable::execute_sharded(PJRT_Buffer* const* const* args, size_t num_dev
   call.num_args = nargs;
   call.output_lists = outs;
   call.device_complete_events = done;
+  note_launch();
   api_->check(api_->raw()->PJRT_LoadedExecutable_Execute(&call));
 }
 

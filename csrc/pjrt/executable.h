@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -100,8 +101,16 @@ class Executable : public CompiledProgram {
                        size_t n_non_donatable = 0, PJRT_Event** done = nullptr,
                        int launch_id = 0) const;
 
+  // How often it was launched, and when last: nanoseconds since the epoch to the clock's tick of a
+  // few milliseconds, 0 for never.
+  int64_t launches() const noexcept { return launches_.load(std::memory_order_relaxed); }
+  int64_t last_launch() const noexcept { return last_launch_.load(std::memory_order_relaxed); }
+
  private:
+  void note_launch() const noexcept;
+
   PJRT_LoadedExecutable* loaded_;
+  mutable std::atomic<int64_t> launches_{0}, last_launch_{0};
 };
 
 }  // namespace torch_tpu::pjrt

@@ -3,6 +3,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "dispatch/boxed.h"
+#include "dispatch/executables.h"
 #include "python/bindings.h"
 
 namespace torch_tpu {
@@ -19,6 +20,11 @@ py::dict stats() {
   out["executions"] = c.executions.load();
   out["lower_seconds"] = static_cast<double>(c.lower_ns.load()) * 1e-9;
   out["compile_seconds"] = static_cast<double>(c.compile_ns.load()) * 1e-9;
+  out["disk_hits"] = c.disk_hits.load();
+  out["disk_misses"] = c.disk_misses.load();
+  out["remote_hits"] = c.remote_hits.load();
+  out["load_seconds"] = static_cast<double>(c.load_ns.load()) * 1e-9;
+  out["store_seconds"] = static_cast<double>(c.store_ns.load()) * 1e-9;
   out["bytes_to_device"] = c.bytes_to_device.load();
   out["bytes_to_host"] = c.bytes_to_host.load();
   size_t programs = 0;
@@ -32,6 +38,16 @@ py::dict programs() {
   py::dict out;
   for (const OpState* op : OpState::all()) {
     if (const size_t count = op->size(); count > 0) out[op->name] = count;
+  }
+  return out;
+}
+
+// (name, source, seconds, launches, last launch in seconds since the epoch) of each executable.
+py::list executables() {
+  py::list out;
+  for (const ExecutableRecord& record : executable_records()) {
+    out.append(py::make_tuple(record.name, record.source, record.seconds, record.launches,
+                              static_cast<double>(record.last_launch) * 1e-9));
   }
   return out;
 }
@@ -69,6 +85,7 @@ void bind_dispatch(py::module_& m) {
   m.def("register_fallback", &register_fallback);
   m.def("stats", &stats);
   m.def("programs", &programs);
+  m.def("executables", &executables);
   m.def("clear_programs", [] {
     for (OpState* op : OpState::all()) op->clear();
   });

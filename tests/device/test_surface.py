@@ -22,7 +22,8 @@ TPU_NAMES = _names(
     get_rng_state_all set_rng_state_all default_generators max_memory_reserved memory_summary
     memory_snapshot reset_accumulated_memory_stats get_amp_supported_dtype is_bf16_supported
     get_device_capability can_device_access_peer init EagerMode eager_mode set_eager_mode
-    Precision precision allow_excess_precision stats _lazy_init
+    Precision precision allow_excess_precision stats _lazy_init _get_cache_stats
+    _get_cache_hits _get_cache_misses _get_cache_requests _clear_cache
     """
 )
 

@@ -1,4 +1,4 @@
-"""Command line: ``python -m torch_tpu {doctor,info}``.
+"""Command line: ``python -m torch_tpu {doctor,info,cache}``.
 
 Nothing here loads torch or the native core: the commands have to work, and to say what is wrong,
 where those cannot be loaded. Facts about them come from a child process (torch_tpu.cli.facts).
@@ -12,12 +12,17 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit code: 0 where the device works, 1 where it does not."""
+    """Runs one command; returns its exit code: 0 where all is well, 1 where something is wrong."""
     parser = argparse.ArgumentParser(prog="python -m torch_tpu", description="PyTorch on TPUs.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("doctor", help="what was found, what is wrong and what to do next")
     commands.add_parser("info", help="the same facts as JSON")
+    from torch_tpu.cli import cache
+
+    cache.add_arguments(commands.add_parser("cache", help="compiled programs kept on this host"))
     options = parser.parse_args(arguments)
+    if options.command == "cache":
+        return cache.run(options)
 
     from torch_tpu.cli.facts import collect
 

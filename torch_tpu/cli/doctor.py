@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from torch_tpu.cli.cache import readable
+
 Row = tuple[str, str]
 
 
@@ -43,13 +45,21 @@ def rows(facts: dict[str, Any]) -> list[Row]:
         verdict = "right" if smoke["right"] else "WRONG"
         times = f"first {smoke['first_ms']} ms, then {smoke['second_ms']} ms"
         table.append(("a + b on tpu", f"{verdict}; {times}"))
-    cache = facts["cache"]["kind"]
+    cache = facts["cache"]
+    if cache["problem"]:
+        kept = "not used"
+    elif cache["directory"] is None:
+        kept = "off"
+    else:
+        size, limit = readable(cache["bytes"]), readable(cache["limit_bytes"])
+        kept = f"{cache['directory']}: {cache['programs']} programs, {size} of {limit}"
     if counters is not None:
-        figures = (f"{counters[name]} {name}" for name in ("compiles", "hits") if name in counters)
-        cache += f" ({', '.join(figures)} in this check)"
+        names = ("compiles", "disk_hits")
+        kept += f"\n{', '.join(f'{counters[name]} {name}' for name in names)} in this check"
     chips = Counter(hardware["chips"])
     table += [
-        ("compile cache", cache),
+        ("compile cache", kept),
+        *([("remote cache", cache["remote"])] if cache["remote"] else []),
         ("TPU chips", ", ".join(f"{n} x {kind}" for kind, n in chips.items()) or "none"),
         ("libtpu", versions["libtpu"] or "not installed"),
         ("xla-cpu-pjrt", versions["xla_cpu_pjrt"] or "not installed"),

@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from torch_tpu.cli import cache
 from torch_tpu.hardware import tpu_hardware
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -165,6 +166,11 @@ def advice(facts: dict[str, Any]) -> tuple[list[dict[str, str]], list[str]]:
     elif not facts["smoke"]["right"]:
         problem("adding two tensors on the device gives a wrong result", "run `make test`")
 
+    if facts["cache"]["problem"]:
+        hints.append(
+            f"compiled programs are not kept on this host: {facts['cache']['problem']}; set "
+            "TORCH_TPU_CACHE_DIR to a directory of your own"
+        )
     if not facts["autoload"]:
         hints.append("`import torch` does not find torch_tpu: install it with `pip install -e .`")
     elif facts["environment"].get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
@@ -203,7 +209,7 @@ def collect() -> dict[str, Any]:
         "plugin": probed.get("plugin"),
         "smoke": probed.get("smoke"),
         "hardware": tpu_hardware(),
-        "cache": {"kind": "in-process", "counters": probed.get("stats")},
+        "cache": {**cache.facts(), "counters": probed.get("stats")},
         "environment": {
             name: value
             for name, value in sorted(os.environ.items())

@@ -26,6 +26,11 @@ from .devices import _maybe_exchange_device as _maybe_exchange_device
 from .memory import *  # noqa: F403
 from .modes import *  # noqa: F403
 from .numerics import *  # noqa: F403
+from .programs import _clear_cache as _clear_cache
+from .programs import _get_cache_hits as _get_cache_hits
+from .programs import _get_cache_misses as _get_cache_misses
+from .programs import _get_cache_requests as _get_cache_requests
+from .programs import _get_cache_stats as _get_cache_stats
 from .random import *  # noqa: F403
 from .streams import *  # noqa: F403
 from .streams import _set_stream_by_id as _set_stream_by_id
@@ -42,7 +47,13 @@ __all__ = [
 
 
 def stats() -> dict[str, Any]:
-    """Counters of this process since its start: programs compiled and reused, fallbacks, bytes."""
+    """Counters of this process since its start.
+
+    ``hits`` and ``misses`` count look-ups in the process. A program it misses is found in the
+    host's cache directory (``disk_hits``) or at the remote root (``remote_hits``), or compiled
+    (``compiles``; ``disk_misses`` of them were looked for on disk). ``*_seconds`` is time spent
+    lowering, compiling, loading and storing. Further: executions, fallbacks, bytes moved.
+    """
     return dict(_C.stats())
 
 
