@@ -46,7 +46,12 @@ def _load() -> None:
     kernels.register_kernels()
     host_ops.register()
 
-    # 5. A clean end.
+    # 5. Libraries that have to be told of the device, when they are imported.
+    from torch_tpu import integrations
+
+    integrations.install()
+
+    # 6. A clean end.
     atexit.register(_let_autograd_finish)
 
 
