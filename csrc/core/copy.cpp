@@ -10,6 +10,7 @@
 #include "core/modes.h"
 #include "core/storage.h"
 #include "dispatch/boxed.h"
+#include "dispatch/trace.h"
 
 namespace torch_tpu {
 
@@ -44,14 +45,14 @@ BufferRef upload(const at::Tensor& contiguous, c10::IntArrayRef dims, int device
 
 void install(Storage& storage, BufferRef buffer, c10::ScalarType dtype, c10::IntArrayRef dims) {
   BufferRef old;
-  const std::lock_guard<std::mutex> lock(Runtime::get().state(storage.device).launch);
+  const LaunchLock lock(Runtime::get().state(storage.device));
   old = std::exchange(storage.buffer, std::move(buffer));
   storage.set_base(dtype, dims);
 }
 
 BufferRef buffer_of(Storage& storage) {
   if (storage.buffer == nullptr) define_contents(storage);
-  const std::lock_guard<std::mutex> lock(Runtime::get().state(storage.device).launch);
+  const LaunchLock lock(Runtime::get().state(storage.device));
   return storage.buffer;
 }
 
@@ -60,6 +61,13 @@ void observe_wait(const Buffer& buffer, int device) {
   if (!activity::spans_wanted()) return;
   const activity::Timer timer(activity::Kind::kWait, buffer.producer(), device);
   buffer.pjrt().await();
+}
+
+// The same for somebody who reads the contents.
+BufferRef contents_of(Storage& storage) {
+  BufferRef buffer = buffer_of(storage);
+  materialise(*buffer);
+  return buffer;
 }
 
 void copy_on_device(const at::Tensor& self, const at::Tensor& src);
@@ -98,7 +106,7 @@ void copy_to_host(const at::Tensor& self, const at::Tensor& src) {
   if (self.numel() == 0) return;
   Dims order;
   const at::Tensor dense = whole(src, order);
-  const BufferRef buffer = buffer_of(storage_of(dense));
+  const BufferRef buffer = contents_of(storage_of(dense));
   const bool direct = self.sizes() == dense.sizes() && self.strides() == dense.strides() &&
                       self.scalar_type() == dense.scalar_type() && !self.is_conj() &&
                       !self.is_neg();
@@ -131,7 +139,7 @@ void copy_across(const at::Tensor& self, const at::Tensor& src) {
     dense = whole(src, order);
   }
   const c10::OptionalDeviceGuard guard(self.device());
-  const BufferRef from = buffer_of(storage_of(dense));
+  const BufferRef from = contents_of(storage_of(dense));
   const int target = static_cast<int>(self.device().index());
   BufferRef moved;
   const activity::Timer timer(activity::Kind::kAcross, "copy between devices", target,
@@ -238,7 +246,7 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
   const c10::OptionalDeviceGuard guard(self.device());
   Dims order;
   const at::Tensor one = whole(self, order);
-  const BufferRef buffer = buffer_of(storage_of(one));
+  const BufferRef buffer = contents_of(storage_of(one));
   alignas(16) char bytes[16] = {};
   const int device = buffer->device();
   try {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/runtime.h"
+#include "dispatch/trace.h"
 
 namespace torch_tpu {
 
@@ -32,6 +33,7 @@ c10::CachingDeviceAllocator::DeviceStats device_stats(int device) {
   c10::CachingDeviceAllocator::DeviceStats stats;
   Runtime& runtime = Runtime::get();
   if (!runtime.initialized()) return stats;
+  cut_trace(device);  // what is recorded has to have its memory to be counted
   const DeviceState& state = runtime.state(device);
 
   auto& count = total(stats.allocation);

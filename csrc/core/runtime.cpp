@@ -1,11 +1,13 @@
 #include "core/runtime.h"
 
+#include <Python.h>
 #include <c10/util/Exception.h>
 #include <pthread.h>
 
 #include "core/activity.h"
 #include "core/errors.h"
 #include "core/storage.h"
+#include "dispatch/trace.h"
 
 namespace torch_tpu {
 
@@ -98,8 +100,9 @@ DeviceState& Runtime::state(int index) {
 std::vector<pjrt::Event> Runtime::pending_events(int index) {
   std::vector<pjrt::Event> events;
   if (!initialized()) return events;
+  cut_trace(index);
   DeviceState& s = state(index);
-  const std::lock_guard<std::mutex> launch(s.launch);
+  const LaunchLock launch(s);
   const std::lock_guard<std::mutex> lock(s.live);
   for (Buffer* b = s.live_head; b != nullptr; b = b->next_) {
     if (b->nbytes_ == 0 || b->buffer_.is_deleted()) continue;
@@ -113,6 +116,7 @@ bool Runtime::idle(int index) { return pending_events(index).empty(); }
 
 void Runtime::synchronize(int index) {
   client();
+  cut_trace(index);
   const activity::Scope scope;
   const activity::Timer timer(activity::Kind::kWait, "synchronize", index);
   DeviceState& s = state(index);
@@ -122,7 +126,7 @@ void Runtime::synchronize(int index) {
   };
   std::vector<Wait> waits;
   {
-    const std::lock_guard<std::mutex> launch(s.launch);
+    const LaunchLock launch(s);
     const std::lock_guard<std::mutex> lock(s.live);
     for (Buffer* b = s.live_head; b != nullptr; b = b->next_) {
       if (b->nbytes_ == 0 || b->buffer_.is_deleted()) continue;
@@ -147,14 +151,18 @@ void Runtime::synchronize(int index) {
 
 namespace {
 
-bool is_set(const DeviceState::PendingCheck& check) {
-  bool flag = false;
+// The op whose index was out of range, or null.
+const char* offender(const DeviceState::PendingCheck& check) {
+  std::vector<char> flags(check.ops.size());
   try {
-    check.flag->pjrt().to_host(&flag, sizeof flag);
+    check.flags->pjrt().to_host(flags.data(), flags.size());
   } catch (const pjrt::Error&) {
-    return false;  // the program failed: its results carry that error
+    return nullptr;  // the program failed: its results carry that error
   }
-  return flag;
+  for (size_t i = 0; i < flags.size(); ++i) {
+    if (flags[i] != 0) return check.ops[i];
+  }
+  return nullptr;
 }
 
 }  // namespace
@@ -166,7 +174,7 @@ void Runtime::compact_checks(int index) {
     const std::lock_guard<std::mutex> lock(s.live);
     checks.swap(s.checks);
   }
-  std::erase_if(checks, [](const auto& check) { return !is_set(check); });
+  std::erase_if(checks, [](const auto& check) { return offender(check) == nullptr; });
   const std::lock_guard<std::mutex> lock(s.live);
   s.checks.insert(s.checks.begin(), checks.begin(), checks.end());
 }
@@ -180,9 +188,19 @@ void Runtime::raise_pending_checks(int index) {
   }
   const char* bad = nullptr;
   for (const auto& check : checks) {
-    if (is_set(check) && bad == nullptr) bad = check.op;
+    if (const char* op = offender(check); op != nullptr && bad == nullptr) bad = op;
   }
   TORCH_CHECK_INDEX(bad == nullptr, bad, ": index out of range");
+}
+
+void LaunchLock::wait() {
+  if (PyGILState_Check() == 0) {
+    mutex_.lock();
+    return;
+  }
+  PyThreadState* state = PyEval_SaveThread();
+  mutex_.lock();
+  PyEval_RestoreThread(state);
 }
 
 int current_device() { return thread_device; }

@@ -38,13 +38,29 @@ struct DeviceState {
   Buffer* live_head = nullptr;
 
   struct PendingCheck {
-    std::shared_ptr<Buffer> flag;  // i1 scalar: an index was out of range
-    const char* op;
+    std::shared_ptr<Buffer> flags;  // i1 each: an index was out of range
+    std::vector<const char*> ops;   // whose
   };
   std::vector<PendingCheck> checks;
 
   std::atomic<int64_t> allocated{0}, peak{0}, requested_total{0}, freed_total{0};
   std::atomic<int64_t> num_allocs{0}, num_frees{0}, num_ooms{0}, live_buffers{0};
+};
+
+// Holds a device's launch mutex. Under it a program may be compiled, which may need the GIL; so
+// nobody waits for it with the GIL in hand.
+class LaunchLock {
+ public:
+  explicit LaunchLock(DeviceState& state) : mutex_(state.launch) {
+    if (C10_UNLIKELY(!mutex_.try_lock())) wait();
+  }
+  ~LaunchLock() { mutex_.unlock(); }
+  LaunchLock(const LaunchLock&) = delete;
+  LaunchLock& operator=(const LaunchLock&) = delete;
+
+ private:
+  void wait();
+  std::mutex& mutex_;
 };
 
 class Runtime {

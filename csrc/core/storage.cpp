@@ -11,9 +11,20 @@
 namespace torch_tpu {
 
 Buffer::Buffer(pjrt::Buffer buffer, int device, size_t nbytes, const char* producer)
-    : buffer_(std::move(buffer)), device_(device), nbytes_(nbytes), producer_(producer) {
-  DeviceState& state = Runtime::get().state(device);
-  const auto size = static_cast<int64_t>(nbytes);
+    : buffer_(std::move(buffer)),
+      device_(device),
+      state_(State::kReady),
+      nbytes_(nbytes),
+      producer_(producer) {
+  enlist();
+}
+
+Buffer::Buffer(int device, size_t nbytes, const char* producer)
+    : device_(device), state_(State::kPending), nbytes_(nbytes), producer_(producer) {}
+
+void Buffer::enlist() {
+  DeviceState& state = Runtime::get().state(device_);
+  const auto size = static_cast<int64_t>(nbytes_);
   const int64_t now = state.allocated.fetch_add(size, std::memory_order_relaxed) + size;
   int64_t peak = state.peak.load(std::memory_order_relaxed);
   while (now > peak && !state.peak.compare_exchange_weak(peak, now, std::memory_order_relaxed)) {
@@ -27,6 +38,22 @@ Buffer::Buffer(pjrt::Buffer buffer, int device, size_t nbytes, const char* produ
   state.live_head = this;
 }
 
+void Buffer::fill(pjrt::Buffer buffer) {
+  buffer_ = std::move(buffer);
+  enlist();
+  state_.store(State::kReady, std::memory_order_release);
+}
+
+void Buffer::fail(const std::string& message) {
+  failure_ = message;
+  state_.store(State::kFailed, std::memory_order_release);
+}
+
+void Buffer::raise_if_failed() const {
+  TORCH_CHECK(state_.load(std::memory_order_acquire) != State::kFailed, producer_,
+              ": its program could not be run: ", failure_);
+}
+
 void Buffer::donated() noexcept {
   if (nbytes_ == 0) return;
   DeviceState& state = Runtime::get().state(device_);
@@ -37,6 +64,7 @@ void Buffer::donated() noexcept {
 }
 
 Buffer::~Buffer() {
+  if (!ready()) return;
   Runtime& runtime = Runtime::get();
   if (runtime.in_bad_fork()) {
     buffer_.release();  // the client's threads do not exist in this process

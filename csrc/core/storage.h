@@ -19,6 +19,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <memory>
+#include <string>
 
 #include "core/runtime.h"
 
@@ -26,15 +27,28 @@ namespace torch_tpu {
 
 using Dims = c10::SmallVector<int64_t, 6>;
 
-// A PJRT buffer that is counted in its device's memory statistics while it lives.
+// A PJRT buffer that is counted in its device's memory statistics while it lives; or, in Fused
+// mode, what a recorded program will compute.
 class Buffer {
  public:
   // `producer`: a string that lives forever, named in the error of a failed program.
   Buffer(pjrt::Buffer buffer, int device, size_t nbytes, const char* producer);
+  // Pending until fill() or fail().
+  Buffer(int device, size_t nbytes, const char* producer);
   ~Buffer();
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
 
+  bool ready() const noexcept { return state_.load(std::memory_order_acquire) == State::kReady; }
+  bool pending() const noexcept {
+    return state_.load(std::memory_order_acquire) == State::kPending;
+  }
+  void fill(pjrt::Buffer buffer);
+  // The program that should have made it could not be run.
+  void fail(const std::string& message);
+  void raise_if_failed() const;
+
+  // The rest is for buffers that are ready (dispatch/trace.h, materialise).
   PJRT_Buffer* raw() const noexcept { return buffer_.raw(); }
   const pjrt::Buffer& pjrt() const noexcept { return buffer_; }
   int device() const noexcept { return device_; }
@@ -45,12 +59,21 @@ class Buffer {
   // Takes the memory out of the statistics: the program it was donated to owns it now.
   void donated() noexcept;
 
+  // Its number in the recording it takes part in (dispatch/trace.h). With the launch mutex held.
+  uint64_t recording = 0;
+  uint32_t number = 0;
+
  private:
   friend class Runtime;
+  enum class State : uint8_t { kReady, kPending, kFailed };
+  void enlist();
+
   pjrt::Buffer buffer_;
   int device_;
+  std::atomic<State> state_;
   size_t nbytes_;
   const char* producer_;
+  std::string failure_;
   Buffer* previous_ = nullptr;
   Buffer* next_ = nullptr;
 };

@@ -11,6 +11,7 @@
 #include "core/modes.h"
 #include "dispatch/observed.h"
 #include "dispatch/packs.h"
+#include "dispatch/trace.h"
 
 namespace torch_tpu {
 
@@ -66,14 +67,27 @@ void bound_checks(int device) {
   if (full) Runtime::get().compact_checks(device);
 }
 
-// Executes and installs the results of writes; new buffers are left in `results`.
-void execute(const Program& program, Call& call, c10::SmallVectorImpl<BufferRef>& results) {
-  Runtime& runtime = Runtime::get();
-  DeviceState& state = runtime.state(call.device);
+void define_parameters(const Program& program, const Call& call) {
   for (const int p : program.parameters) {
     Storage& storage = *call.storages[static_cast<size_t>(p)];
     if (C10_UNLIKELY(storage.buffer == nullptr)) define_contents(storage);
   }
+}
+
+// Records the call for Fused mode; pending buffers of new results are left in `results`.
+void record(const ProgramRef& program, Call& call, c10::SmallVectorImpl<BufferRef>& results) {
+  define_parameters(*program, call);
+  c10::SmallVector<BufferRef, 4> replaced;  // destroyed after the lock is gone
+  const LaunchLock lock(Runtime::get().state(call.device));
+  Trace::of(call.device).record(program, call, results, replaced);
+}
+
+// Executes and installs the results of writes; new buffers are left in `results`.
+void execute(const Program& program, Call& call, c10::SmallVectorImpl<BufferRef>& results) {
+  Runtime& runtime = Runtime::get();
+  DeviceState& state = runtime.state(call.device);
+  const pjrt::Executable& executable = program.executable();
+  define_parameters(program, call);
   if (program.takes_rng) {
     const RngState rng = next_state(call.generator, call.device, program.draws);
     call.ints.push_back(rng.seed);
@@ -81,10 +95,15 @@ void execute(const Program& program, Call& call, c10::SmallVectorImpl<BufferRef>
   }
   // What the writes replace is destroyed after the lock is gone.
   c10::SmallVector<BufferRef, 4> replaced;
-  const std::lock_guard<std::mutex> lock(state.launch);
+  const LaunchLock lock(state);
   c10::SmallVector<PJRT_Buffer*, kMaxInline> args;
   for (const int p : program.parameters) {
-    args.push_back(call.storages[static_cast<size_t>(p)]->buffer->raw());
+    const Buffer& buffer = *call.storages[static_cast<size_t>(p)]->buffer;
+    if (C10_UNLIKELY(!buffer.ready())) {  // recorded in Fused mode
+      if (buffer.pending()) cut_trace_locked(call.device);
+      buffer.raise_if_failed();
+    }
+    args.push_back(buffer.raw());
   }
   Packs& packs = Packs::of(call.device);
   if (program.takes_ints) {
@@ -106,8 +125,8 @@ void execute(const Program& program, Call& call, c10::SmallVectorImpl<BufferRef>
   counters().executions.fetch_add(1, std::memory_order_relaxed);
   const int64_t start = activity::spans_wanted() ? activity::now() : 0;
   try {
-    program.executable->execute(args.data(), args.size(), outs.data(), kept.data(), kept.size(),
-                                runtime.device(call.device).raw());
+    executable.execute(args.data(), args.size(), outs.data(), kept.data(), kept.size(),
+                       runtime.device(call.device).raw());
   } catch (const pjrt::Error& error) {
     if (error.code() == PJRT_Error_Code_RESOURCE_EXHAUSTED) {
       state.num_ooms.fetch_add(1, std::memory_order_relaxed);
@@ -143,14 +162,14 @@ void execute(const Program& program, Call& call, c10::SmallVectorImpl<BufferRef>
     auto flag =
         std::make_shared<Buffer>(pjrt::Buffer(api, outs[count - 1]), call.device, 1, program.name);
     const std::lock_guard<std::mutex> live(state.live);
-    state.checks.push_back({std::move(flag), program.name});
+    state.checks.push_back({std::move(flag), {program.name}});
   }
 }
 
 }  // namespace
 
 void execute_program(const Program& program, Call& call, c10::SmallVectorImpl<BufferRef>& results) {
-  if (program.executable == nullptr) {
+  if (program.text.empty()) {
     results.resize(program.outputs.size());
     return;
   }
@@ -258,7 +277,11 @@ void run_call(OpState& op, torch::jit::Stack* stack) {
       continue;
     }
     c10::SmallVector<BufferRef, 8> results;
-    execute_program(*program, call, results);
+    if (eager_mode() == EagerMode::kFused && !program->text.empty()) {
+      record(program, call, results);
+    } else {
+      execute_program(*program, call, results);
+    }
     finish(*program, call, results, stack, num_args);
     return;
   }

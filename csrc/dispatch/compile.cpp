@@ -9,7 +9,6 @@
 #include "core/activity.h"
 #include "dispatch/boxed.h"
 #include "dispatch/describe.h"
-#include "dispatch/executables.h"
 
 namespace torch_tpu {
 
@@ -141,7 +140,9 @@ class Describer {
 
 }  // namespace
 
-ProgramText read_plan(const py::handle& plan, Program& program) {
+void read_plan(const py::handle& plan, Program& program) {
+  program.text = plan.attr("text").cast<std::string>();
+  program.options = plan.attr("options").cast<std::string>();
   program.parameters = plan.attr("parameters").cast<std::vector<int>>();
   program.takes_ints = plan.attr("takes_ints").cast<bool>();
   program.takes_floats = plan.attr("takes_floats").cast<bool>();
@@ -179,7 +180,7 @@ ProgramText read_plan(const py::handle& plan, Program& program) {
     const auto pair = item.cast<py::tuple>();
     program.resizes.push_back({pair[0].cast<int>(), to_dims(pair[1])});
   }
-  return {plan.attr("text").cast<std::string>(), plan.attr("options").cast<std::string>()};
+  program.finish();
 }
 
 void rethrow(py::error_already_set& error) {
@@ -203,7 +204,6 @@ void check_arguments(const OpState& op, const Call& call, c10::ArrayRef<c10::IVa
 ProgramRef compile_program(OpState& op, const Call& call, c10::ArrayRef<c10::IValue> args) {
   auto program = std::make_shared<Program>();
   program->name = op.name;
-  ProgramText program_text;
   {
     const auto start = Clock::now();
     const activity::Timer timer(activity::Kind::kLower, op.name, call.device);
@@ -219,14 +219,12 @@ ProgramRef compile_program(OpState& op, const Call& call, c10::ArrayRef<c10::IVa
         program->cpu_fallback = true;
         return program;
       }
-      program_text = read_plan(plan, *program);
+      read_plan(plan, *program);
     } catch (py::error_already_set& error) {
       rethrow(error);
     }
     counters().lower_ns.fetch_add(nanoseconds_since(start), std::memory_order_relaxed);
   }
-  if (program_text.text.empty()) return program;
-  program->executable = obtain_executable(op.name, program_text.text, program_text.options);
   return program;
 }
 

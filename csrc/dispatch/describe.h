@@ -9,11 +9,6 @@
 
 namespace torch_tpu {
 
-struct ProgramText {
-  std::string text;     // StableHLO; empty if there is nothing to compute
-  std::string options;  // a CompileOptionsProto
-};
-
 py::tuple to_tuple(c10::IntArrayRef values);
 Dims to_dims(const py::handle& values);
 
@@ -22,8 +17,8 @@ py::object describe_tensor(const TensorRef& ref, size_t index);
 // The StorageSpecs of a call.
 py::list describe_storages(const Call& call);
 
-// Reads a torch_tpu.program.plan.Plan.
-ProgramText read_plan(const py::handle& plan, Program& program);
+// Reads a torch_tpu.program.plan.Plan; the program is compiled when it is first run.
+void read_plan(const py::handle& plan, Program& program);
 
 // Throws a Python exception so that it keeps its class through C++ and autograd threads.
 [[noreturn]] void rethrow(py::error_already_set& error);

@@ -67,6 +67,8 @@ struct OpState {
 
 struct Counters {
   std::atomic<int64_t> hits{0}, misses{0}, compiles{0}, fallbacks{0}, executions{0};
+  // Fused mode: calls recorded, recordings run as one program, and call by call.
+  std::atomic<int64_t> recorded{0}, fused_runs{0}, split_runs{0};
   // A program new to the process is compiled, or found in the host's directory or the remote root.
   std::atomic<int64_t> disk_hits{0}, disk_misses{0}, remote_hits{0};
   std::atomic<int64_t> lower_ns{0}, compile_ns{0}, load_ns{0}, store_ns{0};

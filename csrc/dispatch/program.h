@@ -4,6 +4,7 @@
 
 #include <c10/util/ArrayRef.h>
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -35,9 +36,12 @@ struct Program {
     Dims sizes;
   };
 
-  const char* name = "";                         // interned, for error messages
-  std::shared_ptr<pjrt::Executable> executable;  // null if there is nothing to compute
-  std::vector<int> parameters;                   // storage index of each base argument
+  const char* name = "";  // interned, for error messages
+  std::string text;       // StableHLO; empty if there is nothing to compute
+  std::string options;    // what it is compiled with
+  // Programs of the same text and options have the same number. Set by finish().
+  uint64_t uid = 0;
+  std::vector<int> parameters;  // storage index of each base argument
   bool takes_ints = false;
   bool takes_floats = false;
   bool takes_rng = false;
@@ -47,6 +51,20 @@ struct Program {
   std::vector<Return> returns;
   std::vector<Resize> resizes;  // out= arguments to resize first; then the call is parsed anew
   bool cpu_fallback = false;
+
+  void finish();  // once text and options stand
+  // Compiled when it is first run by itself. Throws what obtain_executable throws.
+  const pjrt::Executable& executable() const {
+    const pjrt::Executable* compiled = compiled_.load(std::memory_order_acquire);
+    return C10_LIKELY(compiled != nullptr) ? *compiled : compile();
+  }
+  bool compiled() const { return compiled_.load(std::memory_order_acquire) != nullptr; }
+
+ private:
+  const pjrt::Executable& compile() const;
+
+  mutable std::atomic<const pjrt::Executable*> compiled_{nullptr};
+  mutable std::shared_ptr<pjrt::Executable> executable_;
 };
 
 using ProgramRef = std::shared_ptr<const Program>;

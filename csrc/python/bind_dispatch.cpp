@@ -4,6 +4,8 @@
 
 #include "dispatch/boxed.h"
 #include "dispatch/executables.h"
+#include "dispatch/fused.h"
+#include "dispatch/trace.h"
 #include "python/bindings.h"
 
 namespace torch_tpu {
@@ -18,6 +20,10 @@ py::dict stats() {
   out["compiles"] = c.compiles.load();
   out["fallbacks"] = c.fallbacks.load();
   out["executions"] = c.executions.load();
+  out["recorded"] = c.recorded.load();
+  out["fused_runs"] = c.fused_runs.load();
+  out["split_runs"] = c.split_runs.load();
+  out["fused_programs"] = num_fused_programs();
   out["lower_seconds"] = static_cast<double>(c.lower_ns.load()) * 1e-9;
   out["compile_seconds"] = static_cast<double>(c.compile_ns.load()) * 1e-9;
   out["disk_hits"] = c.disk_hits.load();
@@ -88,6 +94,13 @@ void bind_dispatch(py::module_& m) {
   m.def("executables", &executables);
   m.def("clear_programs", [] {
     for (OpState* op : OpState::all()) op->clear();
+    clear_fused_programs();
+  });
+  // Fused mode: run what is recorded, on all devices, without waiting for it.
+  m.def("cut_traces", [] {
+    const py::gil_scoped_release release;
+    if (!Runtime::get().initialized()) return;
+    for (int i = 0; i < Runtime::get().device_count(); ++i) cut_trace(i);
   });
   m.def("compile_options", &compile_options, py::arg("overrides"));
   m.def("index_checks", &index_checks);

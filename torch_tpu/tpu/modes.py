@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import enum
 import os
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from torch_tpu import _C
 
@@ -28,14 +30,22 @@ class EagerMode(enum.Enum):
     DEFER_AND_FUSE = 2
 
 
-def _supported(mode: EagerMode) -> int:
+def _value(mode: EagerMode) -> int:
     if not isinstance(mode, EagerMode):
         raise TypeError(f"eager_mode: expected a torch.tpu.EagerMode; got {mode!r}")
     if mode is EagerMode.DEFER_AND_FUSE:
-        raise NotImplementedError(
-            "eager_mode: DEFER_AND_FUSE (Fused) is not available in this version; use DEFER_NEVER"
-        )
+        _cut_after_optimizer_steps()
     return mode.value
+
+
+@cache
+def _cut_after_optimizer_steps() -> None:
+    """From the first use of Fused mode on, recorded ops are run at the end of an optimizer's step.
+
+    With the end of backward, which the native core sees, that divides a training loop at the same
+    places in every iteration, whatever is logged or evaluated in between.
+    """
+    register_optimizer_step_post_hook(lambda *_: _C.cut_traces())
 
 
 def get_eager_mode() -> EagerMode:
@@ -44,14 +54,14 @@ def get_eager_mode() -> EagerMode:
 
 
 def set_default_eager_mode(mode: EagerMode) -> None:
-    """Sets the process's default mode. Raises TypeError, NotImplementedError."""
-    _C.set_eager_mode(_supported(mode))
+    """Sets the process's default mode. Raises TypeError."""
+    _C.set_eager_mode(_value(mode))
 
 
 @contextmanager
 def set_eager_mode(mode: EagerMode) -> Iterator[None]:
     """Context manager: ops issued inside by this thread, and their backward, run under ``mode``."""
-    before = _C.exchange_eager_mode_override(_supported(mode))
+    before = _C.exchange_eager_mode_override(_value(mode))
     try:
         yield
     finally:
@@ -88,8 +98,4 @@ def read_environment() -> None:
     if os.environ.get("TORCH_TPU_LAUNCH_BLOCKING") == "1":
         set_default_eager_mode(EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING)
     elif os.environ.get("TORCH_TPU_DEFER_AND_FUSE") == "1":
-        try:
-            set_default_eager_mode(EagerMode.DEFER_AND_FUSE)
-        except NotImplementedError as error:
-            # An import must not fail for the sake of a device that may never be used.
-            warnings.warn(f"TORCH_TPU_DEFER_AND_FUSE=1 is ignored: {error}", stacklevel=2)
+        set_default_eager_mode(EagerMode.DEFER_AND_FUSE)
