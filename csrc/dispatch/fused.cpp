@@ -1,6 +1,8 @@
 #include "dispatch/fused.h"
 
 #include <algorithm>
+#include <atomic>
+#include <deque>
 #include <mutex>
 #include <unordered_map>
 #include <unordered_set>
@@ -20,6 +22,7 @@ struct FusedProgram {
   Linked linked;  // its text is dropped once compiled
   std::vector<bool> live;
   std::shared_ptr<pjrt::Executable> executable;
+  std::atomic<bool> used_again{false};
 };
 
 // What is known of recordings with one key.
@@ -34,6 +37,7 @@ struct Table {
   std::mutex mutex;
   std::unordered_multimap<uint64_t, std::shared_ptr<Entry>> entries;
   uint64_t tick = 0;
+  std::deque<std::shared_ptr<FusedProgram>> latest;  // compiled most recently
 };
 
 Table& table() {
@@ -96,13 +100,28 @@ bool covers(const std::vector<bool>& have, const std::vector<bool>& wanted) {
   return true;
 }
 
-// Compiling a program costs about this much, and this much more for each call in it.
+// Compiling a program costs about this many seconds, and this many more for each call in it.
 constexpr double kCompile = 25e-3;
 constexpr double kCompileCall = 3e-3;
+// Smaller recordings are compiled at once, unless programs turn out not to be used again.
+constexpr size_t kLarge = 64;
+constexpr size_t kLatest = 16;
+
+// Whether programs compiled lately were compiled in vain: shapes or the order of calls change all
+// the time.
+bool mostly_in_vain() {
+  Table& t = table();
+  const std::lock_guard<std::mutex> lock(t.mutex);
+  const auto in_vain = std::count_if(t.latest.begin(), t.latest.end(), [](const auto& program) {
+    return !program->used_again.load(std::memory_order_relaxed);
+  });
+  return static_cast<size_t>(in_vain) > kLatest * 3 / 4;
+}
 
 // Whether a recording that is new had better be run call by call: its calls are mostly compiled
 // already, and nobody knows whether it comes again.
 bool better_one_by_one(const Recording& r) {
+  if (r.nodes.size() < kLarge && !mostly_in_vain()) return false;
   std::unordered_set<uint64_t> missing;
   for (const Recording::Node& node : r.nodes) {
     if (!node.program->compiled()) missing.insert(node.program->uid);
@@ -131,6 +150,7 @@ std::shared_ptr<FusedProgram> program_for(const Recording& r, const std::vector<
   for (const auto& program : entry->programs) {
     if (!covers(program->live, live)) continue;
     counters().hits.fetch_add(1, std::memory_order_relaxed);
+    program->used_again.store(true, std::memory_order_relaxed);
     return program;
   }
   if (entry->seen++ == 0 && better_one_by_one(r)) return nullptr;
@@ -141,6 +161,10 @@ std::shared_ptr<FusedProgram> program_for(const Recording& r, const std::vector<
     for (size_t i = 0; i < wanted.size(); ++i) wanted[i] = wanted[i] || program->live[i];
   }
   entry->programs.push_back(compile(r, std::move(wanted)));
+  Table& t = table();
+  const std::lock_guard<std::mutex> lock(t.mutex);
+  t.latest.push_back(entry->programs.back());
+  if (t.latest.size() > kLatest) t.latest.pop_front();
   return entry->programs.back();
 }
 
@@ -303,6 +327,7 @@ void clear_fused_programs() {
   Table& t = table();
   const std::lock_guard<std::mutex> lock(t.mutex);
   t.entries.clear();
+  t.latest.clear();
 }
 
 }  // namespace torch_tpu

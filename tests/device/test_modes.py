@@ -81,13 +81,6 @@ def test_overrides_reach_the_backward_pass() -> None:
     assert seen[0][2] != threading.get_ident()  # it was autograd's own thread
 
 
-def test_fused_says_that_it_is_not_there() -> None:
-    with pytest.raises(NotImplementedError, match="Fused"):
-        torch.tpu.eager_mode = EagerMode.DEFER_AND_FUSE
-    with pytest.raises(NotImplementedError), torch.tpu.set_eager_mode(EagerMode.DEFER_AND_FUSE):
-        pass
-
-
 @pytest.mark.parametrize("value", [1, "DEFER_NEVER", None])
 def test_only_the_enum_is_taken(value) -> None:
     with pytest.raises(TypeError, match="EagerMode"):
@@ -105,7 +98,11 @@ def test_debug_raises_at_the_line() -> None:
 
 @pytest.mark.parametrize(
     ("variable", "mode"),
-    [("TORCH_TPU_LAUNCH_BLOCKING", DEBUG.name), ("UNRELATED", EagerMode.DEFER_NEVER.name)],
+    [
+        ("TORCH_TPU_LAUNCH_BLOCKING", DEBUG.name),
+        ("TORCH_TPU_DEFER_AND_FUSE", EagerMode.DEFER_AND_FUSE.name),
+        ("UNRELATED", EagerMode.DEFER_NEVER.name),
+    ],
 )
 def test_mode_from_the_environment(run_python, variable, mode) -> None:
     code = "import torch, torch_tpu; print(torch.tpu.eager_mode.name)"
