@@ -134,7 +134,9 @@ void execute(const Program& program, Call& call, c10::SmallVectorImpl<BufferRef>
     raise_execution_error(error, program.name);
   }
   const pjrt::Api& api = runtime.client().api();
-  if (C10_UNLIKELY(start != 0)) observe_execution(program, start, call.device, outs[0]);
+  if (C10_UNLIKELY(start != 0)) {
+    observe_execution(program.name, executable, start, call.device, outs[0]);
+  }
   for (size_t i = 0; i < program.outputs.size(); ++i) {
     const Program::Output& output = program.outputs[i];
     if (output.donates >= 0) {

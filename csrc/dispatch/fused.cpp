@@ -7,9 +7,11 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "core/activity.h"
 #include "core/errors.h"
 #include "dispatch/executables.h"
 #include "dispatch/link.h"
+#include "dispatch/observed.h"
 #include "dispatch/op_state.h"
 #include "dispatch/packs.h"
 
@@ -22,6 +24,7 @@ struct FusedProgram {
   Linked linked;  // its text is dropped once compiled
   std::vector<bool> live;
   std::shared_ptr<pjrt::Executable> executable;
+  const char* name = "";
   std::atomic<bool> used_again{false};
 };
 
@@ -136,8 +139,9 @@ std::shared_ptr<FusedProgram> compile(const Recording& r, std::vector<bool> live
   program->live = std::move(live);
   const std::string name = "fused program of " + std::to_string(program->linked.num_nodes) +
                            " ops, ending in " + r.nodes.back().program->name;
+  program->name = intern(name);
   program->executable =
-      obtain_executable(intern(name), program->linked.text, r.nodes.back().program->options);
+      obtain_executable(program->name, program->linked.text, r.nodes.back().program->options);
   program->linked.text.clear();
   program->linked.text.shrink_to_fit();
   return program;
@@ -177,6 +181,7 @@ struct Launch {
 void launch(Launch& l, const pjrt::Executable& executable, int device, const char* name) {
   Runtime& runtime = Runtime::get();
   counters().executions.fetch_add(1, std::memory_order_relaxed);
+  const int64_t start = activity::spans_wanted() ? activity::now() : 0;
   try {
     executable.execute(l.arguments.data(), l.arguments.size(), l.results.data(), l.kept.data(),
                        l.kept.size(), runtime.device(device).raw());
@@ -186,6 +191,7 @@ void launch(Launch& l, const pjrt::Executable& executable, int device, const cha
     }
     raise_execution_error(error, name);
   }
+  if (C10_UNLIKELY(start != 0)) observe_execution(name, executable, start, device, l.results[0]);
 }
 
 void add_check(int device, PJRT_Buffer* flags, std::vector<const char*> ops, const char* name) {
@@ -221,7 +227,7 @@ void run_fused(Recording& r, const FusedProgram& program, int device) {
     }
   }
   l.results.resize(linked.outputs.size() + (linked.checks.empty() ? 0 : 1), nullptr);
-  launch(l, *program.executable, device, "a fused program");
+  launch(l, *program.executable, device, program.name);
   for (const uint32_t v : taken) r.values[v].buffer->donated();
   for (size_t o = 0; o < linked.outputs.size(); ++o) {
     r.values[linked.outputs[o]].buffer->fill(pjrt::Buffer(api, l.results[o]));

@@ -13,12 +13,12 @@
 
 namespace torch_tpu {
 
-void observe_execution(const Program& program, int64_t start, int device, PJRT_Buffer* result) {
-  activity::record(activity::Kind::kLaunch, program.name, start, activity::now(), 0, device);
+void observe_execution(const char* name, const pjrt::Executable& executable, int64_t start,
+                       int device, PJRT_Buffer* result) {
+  activity::record(activity::Kind::kLaunch, name, start, activity::now(), 0, device);
   pjrt::Buffer buffer(Runtime::get().client().api(), result);
   try {
-    activity::record_execution(program.name, program.executable.get(), start, device,
-                               buffer.ready_event());
+    activity::record_execution(name, &executable, start, device, buffer.ready_event());
   } catch (...) {
     buffer.release();
     throw;

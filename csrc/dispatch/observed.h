@@ -13,6 +13,7 @@ namespace torch_tpu {
 void run_observed(OpState& op, torch::jit::Stack* stack);
 
 // Notes one execution that began at `start` and makes `result`.
-void observe_execution(const Program& program, int64_t start, int device, PJRT_Buffer* result);
+void observe_execution(const char* name, const pjrt::Executable& executable, int64_t start,
+                       int device, PJRT_Buffer* result);
 
 }  // namespace torch_tpu
