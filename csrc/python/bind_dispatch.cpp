@@ -2,6 +2,7 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include "core/attention.h"
 #include "dispatch/boxed.h"
 #include "dispatch/executables.h"
 #include "dispatch/fused.h"
@@ -58,8 +59,16 @@ py::list executables() {
   return out;
 }
 
-py::bytes compile_options(const std::map<std::string, py::object>& overrides) {
+// With `device_assignment`, one program partitioned over those devices by its annotations.
+py::bytes compile_options(const std::map<std::string, py::object>& overrides,
+                          const std::vector<int64_t>& device_assignment) {
   pjrt::CompileOptions options;
+  if (!device_assignment.empty()) {
+    options.num_partitions = static_cast<int>(device_assignment.size());
+    options.device_assignment = device_assignment;
+    options.portable = false;
+    options.spmd = true;
+  }
   for (const auto& [name, value] : overrides) {
     if (py::isinstance<py::bool_>(value)) {
       options.env_option_overrides[name] = value.cast<bool>();
@@ -102,8 +111,10 @@ void bind_dispatch(py::module_& m) {
     if (!Runtime::get().initialized()) return;
     for (int i = 0; i < Runtime::get().device_count(); ++i) cut_trace(i);
   });
-  m.def("compile_options", &compile_options, py::arg("overrides"));
+  m.def("compile_options", &compile_options, py::arg("overrides"),
+        py::arg("device_assignment") = std::vector<int64_t>{});
   m.def("index_checks", &index_checks);
+  m.def("exchange_one_op_attention", &exchange_one_op_attention, py::arg("wanted"));
   m.def("set_wrapped_number",
         [](const at::Tensor& tensor) { tensor.unsafeGetTensorImpl()->set_wrapped_number(true); });
   m.def("raise_pending_checks", [](int device) {

@@ -1,7 +1,8 @@
-"""Command line: ``python -m torch_tpu {doctor,info,cache}``.
+"""Command line: ``python -m torch_tpu {doctor,info,cache,estimate}``.
 
 Nothing here loads torch or the native core: the commands have to work, and to say what is wrong,
-where those cannot be loaded. Facts about them come from a child process (torch_tpu.cli.facts).
+where those cannot be loaded. Facts about them come from a child process (torch_tpu.cli.facts). Only
+`estimate` loads them, when it runs.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("doctor", help="what was found, what is wrong and what to do next")
     commands.add_parser("info", help="the same facts as JSON")
-    from torch_tpu.cli import cache
+    from torch_tpu.cli import cache, estimate
 
+    estimate.add_parser(commands)
     cache.add_arguments(commands.add_parser("cache", help="compiled programs kept on this host"))
     options = parser.parse_args(arguments)
     if options.command == "cache":
         return cache.run(options)
+    if options.command == "estimate":
+        return estimate.run(options)
 
     from torch_tpu.cli.facts import collect
 

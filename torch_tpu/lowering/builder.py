@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from torch_tpu.lowering import precision
 from torch_tpu.lowering.elementwise import ElementwiseMixin
 from torch_tpu.lowering.randomness import RandomMixin
 from torch_tpu.lowering.regions import RegionMixin
@@ -85,6 +86,8 @@ class Builder(ElementwiseMixin, RegionMixin, RandomMixin):
         self.rng_used = False
         self.index_checks: list[Value] = []  # scalar i1 values: True when an index is out of range
         self.matmul_precision = "DEFAULT"
+        # Whether float32 products are written as the passes that a TPU's matrix unit makes.
+        self.emulate_precision = False
         # "cpu" or "tpu": what the program is compiled for. Lowerings may choose a form that is
         # fast there; the values are the same.
         self.target = "cpu"
@@ -445,6 +448,20 @@ class Builder(ElementwiseMixin, RegionMixin, RandomMixin):
         ``dtype`` is the accumulation and result dtype (default: x's).
         """
         dtype = dtype or x.dtype
+        if precision.applies(self, x, y):
+            return precision.emulated(
+                self, x, y, lambda a, c: self._dot_general(a, c, contract, batch, dtype)
+            )
+        return self._dot_general(x, y, contract, batch, dtype)
+
+    def _dot_general(
+        self,
+        x: Value,
+        y: Value,
+        contract: tuple[Sequence[int], Sequence[int]],
+        batch: tuple[Sequence[int], Sequence[int]],
+        dtype: torch.dtype,
+    ) -> Value:
         # A matmul reads its operands in any order of dims, so a transpose before it is dropped.
         x, contract_x, batch_x = self._untransposed(x, contract[0], batch[0])
         y, contract_y, batch_y = self._untransposed(y, contract[1], batch[1])
@@ -518,6 +535,52 @@ class Builder(ElementwiseMixin, RegionMixin, RandomMixin):
         ``dtype`` is the accumulation and result dtype (default: x's).
         """
         dtype = dtype or x.dtype
+        if precision.applies(self, x, w):
+
+            def one_pass(a: Value, c: Value) -> Value:
+                return self._convolution(
+                    a,
+                    c,
+                    stride,
+                    padding,
+                    lhs_dilation,
+                    rhs_dilation,
+                    groups,
+                    batch_groups,
+                    dims,
+                    reverse,
+                    dtype,
+                )
+
+            return precision.emulated(self, x, w, one_pass)
+        return self._convolution(
+            x,
+            w,
+            stride,
+            padding,
+            lhs_dilation,
+            rhs_dilation,
+            groups,
+            batch_groups,
+            dims,
+            reverse,
+            dtype,
+        )
+
+    def _convolution(
+        self,
+        x: Value,
+        w: Value,
+        stride: Sequence[int],
+        padding: Sequence[tuple[int, int]],
+        lhs_dilation: Sequence[int] | None,
+        rhs_dilation: Sequence[int] | None,
+        groups: int,
+        batch_groups: int,
+        dims: tuple[str, str, str] | None,
+        reverse: bool,
+        dtype: torch.dtype,
+    ) -> Value:
         n = x.rank - 2
         spatial = "".join(map(str, range(n)))
         lhs, rhs, out_dims = dims or ("bf" + spatial, "oi" + spatial, "bf" + spatial)

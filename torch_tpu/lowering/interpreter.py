@@ -78,6 +78,20 @@ def known_specs(node: torch.fx.Node) -> list[Spec] | None:
     return specs
 
 
+def in_places(node: torch.fx.Node, out: Any) -> Any:
+    """An op's values where its schema has them: between numbers and undefined tensors, if any.
+
+    An attention op returns tensors, None and lengths in one tuple; its lowering gives the tensors.
+    """
+    val = node.meta.get("val")
+    if not isinstance(val, (tuple, list)) or not isinstance(out, list):
+        return out
+    if all(isinstance(v, torch.Tensor) for v in val):
+        return out
+    values = iter(out)
+    return [next(values, None) if isinstance(v, torch.Tensor) else v for v in val]
+
+
 class Interpreter:
     """Emits one graph through a builder; all nodes draw from one random state."""
 
@@ -159,7 +173,8 @@ class Interpreter:
         self, node: torch.fx.Node, overload: Any, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
         """Emit one functional op."""
-        return emit_op(self.b, overload, args, kwargs, results=self.known_specs(node))
+        out = emit_op(self.b, overload, args, kwargs, results=self.known_specs(node))
+        return in_places(node, out)
 
     def note_strides(self, node: torch.fx.Node) -> None:
         """Tell the builder which arguments PyTorch sees with strides that are not contiguous."""

@@ -230,6 +230,7 @@ def _plan(
 
     b = CallEmitter(storages, n_ints, n_floats)
     b.matmul_precision = program_options.matmul_precision()
+    b.emulate_precision = program_options.emulate_precision()
     b.target = program_options.target()
     lowering = registry.find(overload)
     variant = functional_variant(overload) if written and lowering is None else None

@@ -289,6 +289,7 @@ def lower_graph(
 
     b = CallEmitter(specs, n_ints, n_floats)
     b.matmul_precision = program_options.matmul_precision()
+    b.emulate_precision = program_options.emulate_precision()
     b.target = program_options.target()
 
     def lift(tensor: torch.Tensor) -> Value:

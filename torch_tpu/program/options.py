@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,6 +14,8 @@ from torch_tpu import _C
 # 1, 3 or 6 passes of bfloat16 for a float32 matmul; the attribute's names are StableHLO's.
 _PRECISION = {1: "DEFAULT", 3: "HIGH", 6: "HIGHEST"}
 
+_emulating = os.environ.get("TORCH_TPU_EMULATE_PRECISION") == "1"
+_checks_left_out: ContextVar[bool] = ContextVar("checks_left_out", default=False)
 _asked_target: ContextVar[Literal["cpu", "tpu"] | None] = ContextVar("target", default=None)
 
 
@@ -36,9 +39,34 @@ def matmul_precision() -> str:
     return _PRECISION[_C.matmul_precision()]
 
 
+def emulate_precision() -> bool:
+    """Whether float32 products on the CPU are made as a TPU makes them.
+
+    Asked for by TORCH_TPU_EMULATE_PRECISION=1 or ``torch.tpu.emulate_precision``.
+    """
+    return _emulating and target() == "cpu"
+
+
+def exchange_emulate_precision(wanted: bool) -> bool:
+    """Sets it for the process; the caller has to forget programs written before."""
+    global _emulating
+    before, _emulating = _emulating, wanted
+    return before
+
+
 def index_checks() -> bool:
     """Whether out-of-range indices are noted on the device (TORCH_TPU_CHECK_INDEX)."""
-    return _C.index_checks()
+    return not _checks_left_out.get() and _C.index_checks()
+
+
+@contextmanager
+def without_index_checks() -> Iterator[None]:
+    """Write programs that clamp out-of-range indices and do not report them."""
+    token = _checks_left_out.set(True)
+    try:
+        yield
+    finally:
+        _checks_left_out.reset(token)
 
 
 @cache

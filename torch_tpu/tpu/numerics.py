@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from torch_tpu import _C
 
-__all__ = ["Precision", "precision"]
+__all__ = ["Precision", "emulate_precision", "precision"]
 
 
 class Precision(enum.Enum):
@@ -39,6 +39,29 @@ def precision(mode: Precision) -> Iterator[None]:
         yield
     finally:
         _C.exchange_matmul_precision_override(before)
+
+
+@contextmanager
+def emulate_precision(wanted: bool = True) -> Iterator[None]:
+    """Context manager: float32 matmuls and convolutions are made as a TPU's matrix unit makes them.
+
+    On XLA:CPU float32 products are float32, whatever the precision. Inside, they are 1, 3 or 6
+    passes of bfloat16 products with float32 sums, as :func:`precision` says, so that what a chip
+    would compute can be studied without one. On a TPU it changes nothing.
+
+    Holds for the whole process, and forgets its compiled programs on entry and exit: meant for a
+    study, not for a loop. TORCH_TPU_EMULATE_PRECISION=1 asks for it from the start, graphs of
+    ``torch.compile`` included.
+    """
+    from torch_tpu.program import options
+
+    before = options.exchange_emulate_precision(wanted)
+    _C.clear_programs()
+    try:
+        yield
+    finally:
+        options.exchange_emulate_precision(before)
+        _C.clear_programs()
 
 
 def current_precision() -> Precision:
