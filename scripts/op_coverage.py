@@ -22,7 +22,7 @@ import torch
 from torch._decomp import global_decomposition_table
 
 import torch_tpu  # noqa: F401
-from torch_tpu.eager import host_ops, kernels
+from torch_tpu.eager import host_ops, kernels, nested, read_back, sparse
 from torch_tpu.lowering.variants import functional_variant, written_arguments
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -83,8 +83,11 @@ def kind_of(qualified: str, overload: Any, registered: set[str]) -> str:
     base, _, _ = qualified.partition(".")
     if qualified in registered:
         return LOWERING
-    if qualified.removeprefix("aten::") in host_ops.NAMES:
+    name = qualified.removeprefix("aten::")
+    if name in host_ops.NAMES or name in read_back.NAMES or name in nested.DENSE_KERNELS:
         return HOST
+    if name in sparse.CONVERSIONS or name in sparse.DENSE or name in nested.FROM_DENSE:
+        return COMPOSITE
     if base in kernels.NATIVE or has_kernel(qualified, "PrivateUse1"):
         return VIEW if kernels.returns_view(overload) else NATIVE
     if kernels.returns_view(overload):

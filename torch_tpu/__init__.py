@@ -41,10 +41,13 @@ def _load() -> None:
     registration.register()
 
     # 4. A kernel for every op that has a lowering, and the catch-all.
-    from torch_tpu.eager import host_ops, kernels
+    from torch_tpu.eager import host_ops, kernels, nested, read_back, sparse
 
     kernels.register_kernels()
     host_ops.register()
+    read_back.register()
+    sparse.register()
+    nested.register()
 
     # 5. Libraries that have to be told of the device, when they are imported.
     from torch_tpu import integrations

@@ -7,6 +7,7 @@
 #include "dispatch/executables.h"
 #include "dispatch/fused.h"
 #include "dispatch/trace.h"
+#include "dispatch/neutral.h"
 #include "python/bindings.h"
 
 namespace torch_tpu {
@@ -98,6 +99,8 @@ void bind_dispatch(py::module_& m) {
   m.def("plugin_kind", [] { return Runtime::get().config().plugin_kind; });
   m.def("register_kernel", &register_kernel, py::arg("name"), py::arg("operands"));
   m.def("register_fallback", &register_fallback);
+  m.def("register_neutral_kernel", &register_neutral_kernel, py::arg("name"), py::arg("source"),
+        py::arg("target"));
   m.def("stats", &stats);
   m.def("programs", &programs);
   m.def("executables", &executables);

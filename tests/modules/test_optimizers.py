@@ -48,11 +48,14 @@ CASES = [(info, i) for info in optim_db for i in implementations(info)]
 def test_optimizer(info: OptimizerInfo, implementation: str) -> None:
     torch.manual_seed(0)
     shapes = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 1))
-    if info.optim_cls.__name__ == "SparseAdam":
-        pytest.skip("needs sparse gradients, which the device does not have yet")
     if info.optim_cls.__name__ == "Muon":
         shapes = torch.nn.Sequential(*[torch.nn.Linear(4, 4, bias=False) for _ in range(2)])
     x = torch.randn(5, 4)
+    if info.only_supports_sparse_grads:
+        shapes, x = (
+            torch.nn.Sequential(torch.nn.Embedding(6, 4, sparse=True)),
+            torch.tensor([0, 3, 3]),
+        )
     for case in info.optim_inputs_func(device="cpu"):
         options = dict(case.kwargs)
         if options.pop("differentiable", False):

@@ -162,8 +162,9 @@ def assert_close_values(want: torch.Tensor, got: torch.Tensor, name: str = "") -
     tolerance = TOLERANCE.get(want.dtype, EXACT)
     if (name, want.dtype) in TOLERANCE_OVERRIDES:
         tolerance = TOLERANCE_OVERRIDES[name, want.dtype][0]
-    host = got.detach().cpu()
-    assert_close(host, want.detach(), equal_nan=True, check_stride=False, **tolerance)
+    host, want = got.detach().cpu(), want.detach()
+    assert host.layout is want.layout
+    assert_close(host, want, equal_nan=True, check_stride=False, **tolerance)
 
 
 def no_further(got: torch.Tensor, want: torch.Tensor, better: torch.Tensor) -> bool:

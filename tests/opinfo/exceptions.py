@@ -6,7 +6,6 @@ _FLOATS = ("float32", "float64", "bfloat16", "float16")
 _ALL = (*_FLOATS, "int64", "int32", "uint8", "bool", "complex64")
 
 _COMPLEX_HALF = "StableHLO has no complex number of two float16"
-_SPARSE = "the device has no sparse layouts"
 
 
 def _entries(op: str, dtypes: tuple[str, ...], reason: str) -> dict[tuple[str, str], str]:
@@ -18,7 +17,4 @@ EXPECTED_FAILURES: dict[tuple[str, str], str] = {
     **_entries("chalf", _ALL, _COMPLEX_HALF),
     **_entries("complex", ("float16",), _COMPLEX_HALF),
     **_entries("view_as_complex", ("float16",), _COMPLEX_HALF),
-    **_entries("to_sparse", _ALL, _SPARSE),
-    **_entries("sparse.mm.reduce", _FLOATS, _SPARSE),
-    **_entries("sparse.sampled_addmm", ("float32", "float64", "complex64"), _SPARSE),
 }

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from torch_tpu import _C
-from torch_tpu.lowering.ops import data_dependent
+from torch_tpu.lowering.ops import data_dependent, embedding, matrix_functions, segments
 from torch_tpu.lowering.registry import lower
 
 _library = torch.library.Library("torch_tpu", "FRAGMENT")
@@ -91,6 +91,29 @@ _define(
     ),
 )
 
+_define(
+    "padded_dense_to_jagged(Tensor dense, Tensor[] offsets, int total) -> Tensor",
+    lambda dense, offsets, total: dense.new_empty((total, *dense.shape[2:])),
+)
+_define(
+    "embedding_bag_backward(Tensor grad, Tensor indices, Tensor offsets, Tensor offset2bag, "
+    "Tensor bag_size, Tensor maximum_indices, int num_weights, bool scale_grad_by_freq, int mode, "
+    "Tensor? per_sample_weights, int padding_idx) -> Tensor",
+    lambda grad, *rest: grad.new_empty((rest[5], grad.shape[1])),
+)
+
+
+def _lstsq_meta(a: torch.Tensor, y: torch.Tensor) -> Any:
+    batch = torch.broadcast_shapes(a.shape[:-2], y.shape[:-2])
+    residuals = a.new_empty((*batch, y.shape[-1]), dtype=a.dtype.to_real())
+    return a.new_empty((*batch, a.shape[-1], y.shape[-1])), residuals
+
+
+_define("lstsq_full_rank(Tensor self, Tensor b) -> (Tensor, Tensor)", _lstsq_meta)
+
+lower("torch_tpu.padded_dense_to_jagged")(segments.padded_dense_to_jagged)
+lower("torch_tpu.embedding_bag_backward")(embedding.embedding_bag_backward)
+lower("torch_tpu.lstsq_full_rank")(matrix_functions.lstsq_full_rank)
 lower("torch_tpu.nonzero_padded")(data_dependent.nonzero_padded)
 lower("torch_tpu.masked_select_padded")(data_dependent.masked_select_padded)
 lower("torch_tpu.repeat_interleave_padded")(data_dependent.repeat_interleave_padded)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from torch_tpu import _C
-from torch_tpu.eager import host_ops
+from torch_tpu.eager import host_ops, read_back
 from torch_tpu.lowering import registry
 from torch_tpu.lowering.variants import functional_variant, written_arguments
 
@@ -70,7 +70,7 @@ def plan_registrations() -> dict[str, list[str]]:
         if namespace != "aten":
             continue
         name, _, overload_name = rest.partition(".")
-        if f"aten::{name}" in NATIVE or rest in host_ops.NAMES:
+        if f"aten::{name}" in NATIVE or rest in host_ops.NAMES | read_back.NAMES:
             continue
         packet = getattr(torch.ops.aten, name, None)
         overload = getattr(packet, overload_name or "default", None)

@@ -215,41 +215,6 @@ def _bag_maximum(
     return b.select(filled, out, 0), b.reshape(b.select(filled, table_row, 0), shape)
 
 
-@lower("aten._embedding_bag_backward.default")
-def embedding_bag_backward(
-    b: OpBuilder,
-    grad: Value,
-    indices: Value,
-    offsets: Value,
-    offset2bag: Value,
-    bag_size: Value,
-    maximum_indices: Value,
-    num_weights: int,
-    scale_grad_by_freq: bool,
-    mode: int,
-    sparse: bool,
-    per_sample_weights: Value | None,
-    padding_idx: int = -1,
-) -> Value:
-    if sparse:
-        raise NotImplementedError("_embedding_bag_backward: sparse gradients are not supported")
-    if offset2bag.numel != indices.numel:
-        offset2bag = _bag_of_entry(b, offsets, indices.numel)
-    return embedding_bag_dense_backward(
-        b,
-        grad,
-        indices,
-        offset2bag,
-        bag_size,
-        maximum_indices,
-        num_weights,
-        scale_grad_by_freq,
-        mode,
-        per_sample_weights,
-        padding_idx,
-    )
-
-
 @lower("aten._embedding_bag_dense_backward.default")
 def embedding_bag_dense_backward(
     b: OpBuilder,
@@ -288,6 +253,38 @@ def embedding_bag_dense_backward(
     return b.convert(out, grad.dtype)
 
 
+def embedding_bag_backward(
+    b: OpBuilder,
+    grad: Value,
+    indices: Value,
+    offsets: Value,
+    offset2bag: Value,
+    bag_size: Value,
+    maximum_indices: Value,
+    num_weights: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    per_sample_weights: Value | None,
+    padding_idx: int = -1,
+) -> Value:
+    """The same where the forward pass has not kept each entry's bag."""
+    if offset2bag.numel != indices.numel:
+        offset2bag = _bag_of_entry(b, offsets, indices.numel)
+    return embedding_bag_dense_backward(
+        b,
+        grad,
+        indices,
+        offset2bag,
+        bag_size,
+        maximum_indices,
+        num_weights,
+        scale_grad_by_freq,
+        mode,
+        per_sample_weights,
+        padding_idx,
+    )
+
+
 @lower("aten._embedding_bag_per_sample_weights_backward.default")
 def embedding_bag_per_sample_weights_backward(
     b: OpBuilder,
@@ -314,3 +311,38 @@ def embedding_bag_per_sample_weights_backward(
     if counted is not None:
         out = b.select(counted, out, 0)
     return b.convert(out, grad.dtype)
+
+
+@lower("aten._embedding_bag_backward.default")
+def aten_embedding_bag_backward(
+    b: OpBuilder,
+    grad: Value,
+    indices: Value,
+    offsets: Value,
+    offset2bag: Value,
+    bag_size: Value,
+    maximum_indices: Value,
+    num_weights: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: Value | None,
+    padding_idx: int = -1,
+) -> Value:
+    """Inside a graph; a call of its own is composed in ``eager/read_back.py``."""
+    if sparse:
+        raise NotImplementedError("_embedding_bag_backward: no sparse gradients inside a program")
+    return embedding_bag_backward(
+        b,
+        grad,
+        indices,
+        offsets,
+        offset2bag,
+        bag_size,
+        maximum_indices,
+        num_weights,
+        scale_grad_by_freq,
+        mode,
+        per_sample_weights,
+        padding_idx,
+    )

@@ -66,32 +66,19 @@ def linalg_matrix_exp(b: OpBuilder, a: Value) -> Value:
     return b.reshape(out, b.out_shape)
 
 
-def _lstsq_specs(
-    a: Value, y: Value, rcond: float | None = None, driver: str | None = None
-) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    if driver != "gels":
-        raise NotImplementedError(
-            f"linalg.lstsq: driver {driver or 'gelsy'} has results whose shape depends on the rank"
-        )
-    m, n = a.shape[-2:]
-    batch = torch.broadcast_shapes(a.shape[:-2], y.shape[:-2])
-    residuals = (*batch, y.shape[-1]) if m > n else (0,)
-    return [
-        ((*batch, n, y.shape[-1]), a.dtype),
-        (residuals, a.dtype.to_real()),
-        ((0,), torch.int64),
-        ((0,), a.dtype.to_real()),
-    ]
+def lstsq_full_rank(b: OpBuilder, a: Value, y: Value) -> tuple[Value, Value]:
+    """Least squares for a matrix of full rank, by QR; of least norm when it is wide.
 
-
-@lower("aten.linalg_lstsq", specs=_lstsq_specs)
-def linalg_lstsq(
-    b: OpBuilder, a: Value, y: Value, rcond: float | None = None, driver: str | None = None
-) -> tuple[Value, Value, Value, Value]:
-    """Least squares for a matrix of full rank, by QR; of least norm when it is wide."""
-    (shape, _), (residual_shape, real), (rank_shape, _), (values_shape, _) = b.results
+    Returns the solution (…, n, k) and the squared residuals (…, k), which are 0 unless it is tall.
+    """
+    (shape, _), (residual_shape, real) = b.results
     batch = shape[:-2]
     m, n = a.shape[-2:]
+    if a.numel == 0 or y.numel == 0:
+        # Nothing to fit: residuals are those of a zero solution.
+        target = as_batch(b, y, batch)
+        squares = b.reduce(b.mul(b.abs(target), b.abs(target)), "add", [1])
+        return b.constant(0, a.dtype, shape), b.reshape(squares, residual_shape)
     matrix, target = as_batch(b, a, batch), as_batch(b, y, batch)
     residuals = b.constant(0, real, residual_shape)
     with full_precision(b):
@@ -109,9 +96,4 @@ def linalg_lstsq(
             right = triu(b, b.slice_dim(packed, 1, 0, m))
             half = b.triangular_solve(right, target, lower=False, transpose="ADJOINT")
             out = b.matmul(q, half)
-    return (
-        b.reshape(out, shape),
-        residuals,
-        b.constant(0, torch.int64, rank_shape),
-        b.constant(0, real, values_shape),
-    )
+    return b.reshape(out, shape), residuals

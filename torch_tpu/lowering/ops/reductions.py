@@ -315,3 +315,33 @@ def prims_var(
     b: OpBuilder, x: Value, dims: Sequence[int] | None, correction: float | None = 1
 ) -> Value:
     return b.convert(moments(b, x, dims, correction)[0], b.out_dtype)
+
+
+@lower("aten._aminmax.default", specs=lambda x: [((), x.dtype)] * 2)
+def old_aminmax(b: OpBuilder, x: Value) -> tuple[Value, Value]:
+    return reduced(b, x, "min", None), reduced(b, x, "max", None)
+
+
+def _bits_as_double(b: OpBuilder, x: Value) -> Value:
+    """The bits (ui64) of a float once it is a double; from float32 without one, by integers."""
+    if x.dtype is torch.float64:
+        return b.bitcast(x, torch.uint64)
+    bits = b.bitcast(b.convert(x, torch.float32), torch.uint32)
+    sign = b.shift_left(b.convert(b.shift_right_logical(bits, 31), torch.uint64), 63)
+    exponent = b.and_(b.shift_right_logical(bits, 23), 255)
+    widened = b.select(b.eq(exponent, 255), 2047, b.add(exponent, 1023 - 127))
+    widened = b.select(b.eq(exponent, 0), 0, widened)  # denormals count as zero
+    fraction = b.select(b.eq(exponent, 0), 0, b.and_(bits, (1 << 23) - 1))
+    high = b.shift_left(b.convert(widened, torch.uint64), 52)
+    return b.or_(b.or_(sign, high), b.shift_left(b.convert(fraction, torch.uint64), 29))
+
+
+@lower("aten.hash_tensor")
+def hash_tensor(
+    b: OpBuilder, x: Value, dim: Sequence[int] = (), *, keepdim: bool = False, mode: int = 0
+) -> Value:
+    """Exclusive or over the elements' 64 bits."""
+    words = _bits_as_double(b, x) if x.is_float else b.convert(x, torch.uint64)
+    zero = b.constant(0, torch.uint64)
+    out = b.reduce_general([words], [zero], list(canonical_dims(dim, x.rank)), b.xor)[0]
+    return b.reshape(out, b.out_shape)

@@ -211,17 +211,8 @@ def jagged_to_padded_dense(
     return b.select(inside, gathered, fill)
 
 
-def _jagged_specs(
-    dense: Value, offsets: Sequence[Value], total: int | None = None
-) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    if total is None:
-        raise NotImplementedError("_padded_dense_to_jagged_forward: total_L must be given")
-    return [((total, *dense.shape[2:]), dense.dtype)]
-
-
-@lower("aten._padded_dense_to_jagged_forward", specs=_jagged_specs)
 def padded_dense_to_jagged(
-    b: OpBuilder, dense: Value, offsets: Sequence[Value], total: int | None = None
+    b: OpBuilder, dense: Value, offsets: Sequence[Value], total: int
 ) -> Value:
     """(batch, max length, …) as rows (total, …); rows beyond the padding are 0."""
     bounds = b.convert(_only("_padded_dense_to_jagged_forward", offsets), torch.int64)

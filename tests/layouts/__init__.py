@@ -1,0 +1,1 @@
+"""Sparse and nested tensors on the device, compared with the CPU."""
