@@ -6,8 +6,8 @@
 #include "dispatch/boxed.h"
 #include "dispatch/executables.h"
 #include "dispatch/fused.h"
-#include "dispatch/trace.h"
 #include "dispatch/neutral.h"
+#include "dispatch/trace.h"
 #include "python/bindings.h"
 
 namespace torch_tpu {

@@ -20,9 +20,11 @@ from torch_tpu.lowering.argument_checks import ARGUMENT_CHECKS
 from torch_tpu.lowering.types import LoweringError, Value
 from torch_tpu.lowering.variants import Variant, functional_variant, written_arguments
 from torch_tpu.program import options as program_options
+from torch_tpu.program.describe import describe
 from torch_tpu.program.emitter import CallEmitter, finish, new_output
 from torch_tpu.program.fallback import announce_fallback
 from torch_tpu.program.plan import Output, Plan, Return, ScalarArg, StorageSpec, TensorArg
+from torch_tpu.program.recompiles import report_compile
 
 
 @cache
@@ -86,10 +88,14 @@ def compile_call(
     written = written_arguments(overload)
     check_overlap(overload, args, written)
     try:
-        return _plan(overload, args, storages, written, n_ints, n_floats)
+        plan = _plan(overload, args, storages, written, n_ints, n_floats)
     except NotImplementedError as error:
         announce_fallback(name, error)
         return None
+    if plan.text:
+        names = [a.name for a in overload._schema.arguments]
+        report_compile(name, describe(names, args, storages))
+    return plan
 
 
 def has_check(name: str) -> bool:
