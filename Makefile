@@ -4,10 +4,10 @@
 # PYTHON=...           interpreter for a new .venv (default: the first of python3.11, 3.12, ... found)
 # TORCH_INDEX_URL=...  index that torch is installed from, for instance PyTorch's CPU wheel index
 # PYTEST_JOBS=2        test processes     PYTEST_ARGS=...  more arguments for pytest
-# DEMO_ARGS=..., BENCH_ARGS=...  arguments of the demo and of the benchmark runner
+# DEMO_ARGS=..., ESTIMATE_ARGS=..., BENCH_ARGS=...  arguments of the demo, the estimate, the benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full test-models test-tpu-compile bench lint format build clean ready-run ready-dev
+.PHONY: help demo estimate test test-full test-models test-tpu-compile bench lint format build clean ready-run ready-dev
 
 export TORCH_INDEX_URL PYTHON
 PYTEST_JOBS ?= 2
@@ -21,6 +21,10 @@ help:  ## this list
 
 demo: ready-run  ## train a small GPT on Python's own sources, on device tpu (3 minutes)
 	@$(IN_ENV) examples/char_gpt.py $(DEMO_ARGS)
+
+estimate: ready-run  ## what the TPU compiler says of a GPT-2 training step, without a TPU (3 minutes)
+	@$(IN_ENV) -c "import libtpu" 2>/dev/null || $(IN_ENV) -m pip install -q libtpu==0.0.52
+	@$(IN_ENV) -m torch_tpu estimate examples/models/mingpt.py:train --target v6e-1 $(ESTIMATE_ARGS)
 
 test: lint  ## formatters, type checks and the test suite
 	@$(PYTEST)

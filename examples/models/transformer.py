@@ -81,8 +81,11 @@ class Attention(nn.Module):
         cache: tuple[torch.Tensor, torch.Tensor] | None = None,
         position: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-        """x (batch, length, width). With a cache (batch, key heads, room, head width) each, the new
-        keys go to ``position`` (one number) and the query sees all before it."""
+        """x (batch, length, width) -> the same, and the keys and values of these positions.
+
+        With a cache (batch, key heads, room, head width) of each, x is one token at ``position``
+        (one number), which sees the cache before it; the cache is not written here.
+        """
         batch, length, _ = x.shape
         split = lambda y, heads: y.view(batch, length, heads, self.width)  # noqa: E731
         q = split(self.q_proj(x), self.heads)
@@ -95,10 +98,11 @@ class Attention(nn.Module):
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         else:
             assert position is not None
-            k = cache[0].index_copy(2, position, k.to(cache[0].dtype))
-            v = cache[1].index_copy(2, position, v.to(cache[1].dtype))
-            seen = torch.arange(k.shape[2], device=x.device) <= position
-            out = F.scaled_dot_product_attention(q, k, v, seen[None, None, None], enable_gqa=True)
+            places = torch.arange(cache[0].shape[2], device=x.device)
+            here = (places == position)[:, None]
+            keys, values = torch.where(here, k, cache[0]), torch.where(here, v, cache[1])
+            seen = (places <= position)[None, None, None]
+            out = F.scaled_dot_product_attention(q, keys, values, seen, enable_gqa=True)
         out = out.transpose(1, 2).reshape(batch, length, self.heads * self.width)
         return self.o_proj(out), (k, v)
 
@@ -209,7 +213,10 @@ class Decoder(Transformer):
             new_keys.append(k)
             new_values.append(v)
         logits = self.head(self.norm(x))[:, -1]
-        return logits, torch.stack(new_keys), torch.stack(new_values)
+        # One write into the donated caches, not one copy of them a layer.
+        keys = keys.index_copy(3, position, torch.stack(new_keys))
+        values = values.index_copy(3, position, torch.stack(new_values))
+        return logits, keys, values
 
 
 # -- builders -----------------------------------------------------------------------------------

@@ -159,6 +159,7 @@ class _Costing:
         self.uncosted: dict[str, int] = defaultdict(int)
         self.unknown_trips = 0
         self.fused = cache(self._fused)
+        self.touched = cache(self._touched)
 
     def report(self) -> CostReport:
         self.walk(self.module.entry_computation, 1)
@@ -322,13 +323,46 @@ class _Costing:
             return 2 * _hbm(i.shape)
         if i.opcode == "fusion" and i.called:
             fused = self.module.computations[i.called[0]]
-            touched = _touched(fused)
+            touched = self.touched(i.called[0])
             reads = sum(
                 touched.get(n, _hbm(o.shape)) if _hbm(o.shape) else 0
                 for n, o in enumerate(operands)
             )
             return reads + _written(fused, i.shape)
         return sum(_hbm(o.shape) for o in operands) + _hbm(i.shape)
+
+    def _touched(self, called: int) -> dict[int, int]:
+        """Operand number -> bytes read, for operands that a fusion only slices or updates."""
+        fused = self.module.computations[called]
+        users: dict[int, list[Instruction]] = defaultdict(list)
+        for i in fused.instructions:
+            for o in i.operands:
+                users[o].append(i)
+        out: dict[int, int] = {}
+        for i in fused.instructions:
+            if i.opcode != "parameter":
+                continue
+            total: int | None = 0
+            work = [(i.id, u) for u in users[i.id]]
+            while work and total is not None:
+                value, user = work.pop()
+                first = bool(user.operands) and user.operands[0] == value
+                if user.opcode in ("dynamic-slice", "slice", "gather") and first:
+                    total += user.shape.padded_bytes
+                elif user.opcode == "dynamic-update-slice" and first:
+                    pass  # written in place
+                elif user.opcode == "bitcast":
+                    work += [(user.id, u) for u in users[user.id]]
+                elif user.opcode == "fusion" and user.called:
+                    inner = self.touched(user.called[0])
+                    places = [n for n, o in enumerate(user.operands) if o == value]
+                    known = all(n in inner for n in places)
+                    total = total + sum(inner[n] for n in places) if known else None
+                else:
+                    total = None
+            if total is not None and users[i.id]:
+                out[i.parameter] = total
+        return out
 
     def traffic(self, i: Instruction) -> tuple[float, str]:
         """Bytes that each device sends in one execution (ring algorithms), and a description."""
@@ -372,33 +406,6 @@ def _hbm(shape: Shape) -> int:
 def _async_copy_bytes(shape: Shape) -> int:
     """A copy-start's shape is (destination, source, context)."""
     return shape.parts[0].padded_bytes if shape.parts else shape.padded_bytes
-
-
-def _touched(fused: Computation) -> dict[int, int]:
-    """Operand number -> bytes read, for operands that the fusion only slices or updates."""
-    users: dict[int, list[Instruction]] = defaultdict(list)
-    for i in fused.instructions:
-        for o in i.operands:
-            users[o].append(i)
-    out: dict[int, int] = {}
-    for i in fused.instructions:
-        if i.opcode != "parameter":
-            continue
-        total: int | None = 0
-        work = [(i.id, u) for u in users[i.id]]
-        while work and total is not None:
-            value, user = work.pop()
-            if user.opcode in ("dynamic-slice", "slice", "gather") and user.operands[0] == value:
-                total += user.shape.padded_bytes
-            elif user.opcode == "dynamic-update-slice" and user.operands[0] == value:
-                pass  # written in place
-            elif user.opcode == "bitcast":
-                work += [(user.id, u) for u in users[user.id]]
-            else:
-                total = None
-        if total is not None and users[i.id]:
-            out[i.parameter] = total
-    return out
 
 
 def _written(fused: Computation, shape: Shape) -> int:

@@ -81,7 +81,7 @@ def _layout(figure: Any, height: int, **more: Any) -> Any:
     figure.update_layout(
         height=height,
         template="plotly_white",
-        margin={"l": 60, "r": 20, "t": 20, "b": 50},
+        margin={"l": 60, "r": 20, "t": 30, "b": 50},
         font={"size": 13},
         **more,
     )
@@ -118,7 +118,8 @@ def memory_figure(result: Compiled) -> Any:
         annotation_text=f"available {memory.available / gib:.2f} GiB",
         annotation_position="top left",
     )
-    return _layout(figure, 240, barmode="stack", xaxis_title="GiB", legend={"orientation": "h"})
+    legend = {"orientation": "h", "y": -0.45}
+    return _layout(figure, 260, barmode="stack", xaxis_title="GiB", legend=legend)
 
 
 def roofline_figure(result: Compiled) -> Any:

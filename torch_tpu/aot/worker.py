@@ -18,12 +18,16 @@ from typing import Any, BinaryIO
 
 @dataclass(frozen=True)
 class Request:
-    """Compile ``text`` for ``topology``; over all its devices if ``partitions`` is more than 1."""
+    """Compile ``text`` for ``topology``; over all its devices if ``partitions`` is more than 1.
+
+    ``verdict_only``: the reply says whether it compiles, and carries no program.
+    """
 
     text: str
     topology: str
     partitions: int = 1
     options: dict[str, bool | int | float | str] = field(default_factory=dict)
+    verdict_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,8 @@ def answer(request: Request) -> Reply:
     except TpuCompileError as error:
         return Reply(code=error.code, message=str(error), seconds=time.perf_counter() - start)
     seconds = time.perf_counter() - start
+    if request.verdict_only:
+        return Reply(seconds=seconds, version=slice_.platform_version)
     kind, hlo = program.optimized_program()
     return Reply(
         seconds=seconds,

@@ -80,7 +80,8 @@ class Failure:
     def too_large(self) -> bool:
         return isinstance(self.error, HbmExceededError)
 
-    def report(self) -> dict[str, Any]:
+    def report(self, top: int = 20) -> dict[str, Any]:
+        """JSON-serialisable; ``top`` is for what a program that compiled has more of."""
         return {
             "name": self.name,
             "target": self.target.name,

@@ -203,6 +203,8 @@ def _show(results: Sequence[Compiled | Failure], labels: Sequence[str], top: int
     from rich.table import Table
 
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=140)
     if len(results) > 1:
         console.print(_comparison(results, labels))
         return

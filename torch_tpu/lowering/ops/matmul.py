@@ -51,9 +51,18 @@ def blend(b: OpBuilder, bias: Value, product: Value, beta: Operand, alpha: Opera
     return b.convert(b.add(total, b.broadcast_to(addend, total.shape)), b.out_dtype)
 
 
+def rounded_once(b: OpBuilder, x: Value) -> torch.dtype | None:
+    """The result dtype of a product that nothing is added to; None for the accumulation dtype.
+
+    A TPU's matrix unit sums bfloat16 products in float32 and rounds the result itself. Saying so
+    keeps the result narrow for what moves it, such as a collective.
+    """
+    return x.dtype if b.target == "tpu" and x.dtype is torch.bfloat16 else None
+
+
 @lower("aten.mm", "aten.bmm")
 def mm(b: OpBuilder, x: Value, y: Value, out_dtype: torch.dtype | None = None) -> Value:
-    return b.convert(_product(b, x, y, out_dtype), b.out_dtype)
+    return b.convert(_product(b, x, y, out_dtype or rounded_once(b, x)), b.out_dtype)
 
 
 @lower("aten.addmm", "aten.baddbmm")
@@ -134,7 +143,8 @@ def addr(
 @lower("aten.linear")
 def linear(b: OpBuilder, x: Value, weight: Value, bias: Value | None = None) -> Value:
     """x (…, in) times weight (out, in) transposed, plus bias (out,)."""
-    product = contract(b, x, weight, ([x.rank - 1], [weight.rank - 1]))
+    dtype = rounded_once(b, x) if bias is None else None
+    product = contract(b, x, weight, ([x.rank - 1], [weight.rank - 1]), dtype=dtype)
     if bias is not None:
         product = b.add(product, b.broadcast_to(b.convert(bias, product.dtype), product.shape))
     return b.convert(product, b.out_dtype)
