@@ -6,7 +6,7 @@ Nothing of PyTorch is replaced: CPU and CUDA users of the same process see no ch
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
@@ -17,7 +17,6 @@ from torch_tpu import backends, tpu
 
 __all__ = ["register"]
 
-_DYNAMO = "torch._dynamo.device_interface"
 _registered = False
 
 
@@ -40,7 +39,8 @@ def register() -> None:
     # PyTorch keeps this per thread and starts every thread at float16.
     torch.set_autocast_dtype("tpu", torch.bfloat16)
     tpu.modes.read_environment()
-    _when_dynamo_is_imported()
+    _when_imported("torch._dynamo.device_interface", _install_interface)
+    _when_imported("torch._dynamo.backends.registry", _install_compiler)
     _registered = True
 
 
@@ -56,19 +56,27 @@ def _install_interface() -> None:
     device_interface.install()
 
 
-class _AfterDynamo(MetaPathFinder, Loader):
-    """Loads Dynamo's table of device interfaces as usual, then puts ours in. Used up by that.
+def _install_compiler() -> None:
+    from torch_tpu.dynamo import backend
+
+    backend.install()
+
+
+class _AfterImport(MetaPathFinder, Loader):
+    """Loads one module as usual when somebody imports it, then acts. Used up by that.
 
     Importing Dynamo ourselves would cost every process seconds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, action: Callable[[], None]) -> None:
+        self._name = name
+        self._action = action
         self._loader: Loader | None = None
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != _DYNAMO:
+        if fullname != self._name:
             return None
         sys.meta_path.remove(self)
         spec = PathFinder.find_spec(fullname, path)
@@ -83,11 +91,11 @@ class _AfterDynamo(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
-        _install_interface()
+        self._action()
 
 
-def _when_dynamo_is_imported() -> None:
-    if _DYNAMO in sys.modules:
-        _install_interface()
+def _when_imported(name: str, action: Callable[[], None]) -> None:
+    if name in sys.modules:
+        action()
     else:
-        sys.meta_path.insert(0, _AfterDynamo())
+        sys.meta_path.insert(0, _AfterImport(name, action))

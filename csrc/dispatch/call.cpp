@@ -143,7 +143,7 @@ void Call::add_tensor(const OpState& op, const at::Tensor& given, size_t arg) {
     op.raise_wrong_device(*tensor, arg, device);
   }
   if (C10_UNLIKELY(storage.raw_bytes && tensor->scalar_type() != c10::ScalarType::Byte)) {
-    op.retype(*tensor);
+    OpState::retype(*tensor);
   }
   add_device_tensor(*tensor);
 }

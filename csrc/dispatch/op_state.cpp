@@ -205,7 +205,7 @@ void OpState::raise_no_storage(const at::Tensor& tensor, size_t arg) const {
                               ", keys ", tensor.key_set());
 }
 
-void OpState::retype(const at::Tensor& tensor) const {
+void OpState::retype(const at::Tensor& tensor) {
   Storage& storage = storage_of(tensor);
   storage.raw_bytes = false;
   const auto itemsize = static_cast<int64_t>(tensor.dtype().itemsize());

@@ -43,7 +43,7 @@ struct OpState {
   [[noreturn]] void raise_wrong_device(const at::Tensor& tensor, size_t arg, int device) const;
   [[noreturn]] void raise_no_storage(const at::Tensor& tensor, size_t arg) const;
   // Gives a storage of raw bytes (from torch.load, UntypedStorage) the dtype it is used with.
-  void retype(const at::Tensor& tensor) const;
+  static void retype(const at::Tensor& tensor);
 
   // The state of an overload; made at first use, lives forever.
   static OpState& of(const c10::OperatorHandle& op);

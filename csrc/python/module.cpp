@@ -5,5 +5,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   torch_tpu::bind_device(m);
   torch_tpu::bind_dispatch(m);
   torch_tpu::bind_activity(m);
+  torch_tpu::bind_compiled(m);
   torch_tpu::bind_topology(m);
 }

@@ -22,10 +22,11 @@ written input is a result too, aliased to its parameter (donated) where shape an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_tpu.lowering import views
 from torch_tpu.lowering.emit import Spec
@@ -64,7 +65,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Result:
-    """What one value of the graph's output is.
+    """What one value of the graph's output is; ``to_cpu`` if the graph leaves it on the host.
 
     kind   "new": output ``index`` of the program; "argument": input ``index`` itself;
            "view": ``sizes``/``strides``/``offset`` over input ``index``; "view_new": the same over
@@ -77,6 +78,7 @@ class Result:
     strides: tuple[int, ...] = ()
     offset: int = 0
     value: int | float | bool | None = None
+    to_cpu: bool = False
 
 
 @dataclass
@@ -297,7 +299,9 @@ def lower_graph(
 
     interpreter = GraphInterpreter(b, module, arguments, lift, locate)
     feed = [b.value(a) if isinstance(a, (TensorArg, ScalarArg)) else a for a in arguments]
-    out = interpreter.run(feed)
+    # Whoever traces may have a fake mode on; lowerings compute with small tensors of their own.
+    with _disable_current_modes(), torch.no_grad():
+        out = interpreter.run(feed)
     b.location = None
     program = GraphProgram(constants=constants, draws=interpreter.draws)
     node = next(n for n in reversed(module.graph.nodes) if n.op == "output")
@@ -424,10 +428,20 @@ class _Results:
         self.program = program
         self.finished = finished
         self.places: dict[torch.fx.Node, int] = {}
+        # Only beside tensors of the device is a CPU tensor one that stays on the host.
+        self.mixed = any(
+            isinstance(val := n.meta.get("val"), torch.Tensor) and val.device.type == "tpu"
+            for n in interpreter.module.graph.nodes
+        )
 
     def add(self, value: Any, source: Any) -> Result:
         if not isinstance(value, Value):
             return _number(value)
+        traced = source.meta.get("val") if isinstance(source, torch.fx.Node) else None
+        if self.mixed and isinstance(traced, torch.Tensor) and traced.device.type == "cpu":
+            if source in self.interpreter.position:
+                return Result("argument", self.interpreter.position[source])
+            return replace(self._new(value, source), to_cpu=True)
         root = source
         while root.target in _VIEWS and isinstance(root.args[0], torch.fx.Node):
             root = root.args[0]

@@ -1,0 +1,208 @@
+"""Dynamo's graph → AOTAutograd → one program each for forward and backward."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+from torch_tpu import _C
+from torch_tpu.dynamo.backend import uses_device
+from torch_tpu.dynamo.options import CompileOptions
+from torch_tpu.lowering.interpreter import GraphError
+from torch_tpu.program.graph import (
+    GraphInput,
+    GraphProgram,
+    describe_tensor,
+    lower_graph,
+)
+from torch_tpu.program.plan import ScalarArg, StorageSpec, TensorArg
+
+_numbers = itertools.count()
+
+
+def compile_module(
+    module: torch.fx.GraphModule, example_inputs: Sequence[Any], options: CompileOptions
+) -> Callable[..., Any]:
+    """Compile one graph of Dynamo. A graph without the device runs as it is."""
+    if not uses_device(module, example_inputs):
+        return module
+    name = f"{options.name}.{next(_numbers)}"
+    strict = _fullgraph()
+    if options.debug_callback is not None:
+        options.debug_callback("graph", module)
+
+    def compiler(stage: str) -> Callable[..., Any]:
+        def compile_stage(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            if options.debug_callback is not None:
+                options.debug_callback(stage, graph)
+            return compile_graph(graph, f"{name}.{stage}", options, stage=stage, strict=strict)
+
+        return compile_stage
+
+    backend = aot_autograd(
+        fw_compiler=compiler("forward"),
+        bw_compiler=compiler("backward"),
+        inference_compiler=compiler("forward"),
+        partition_fn=min_cut_rematerialization_partition,
+        # Ops without a lowering are decomposed where they are emitted.
+        decompositions={},
+        keep_inference_input_mutations=True,
+    )
+    return backend(module, example_inputs)
+
+
+def _fullgraph() -> bool:
+    """Whether the user asked for ``fullgraph=True``, as Dynamo knows while it translates."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    try:
+        return bool(InstructionTranslator.current_tx().one_graph)
+    except AttributeError:  # not called by Dynamo
+        return False
+
+
+def placeholder_values(graph: torch.fx.GraphModule) -> list[Any]:
+    """What the placeholders were traced with: fake tensors, SymInts, numbers."""
+    return [n.meta.get("val") for n in graph.graph.nodes if n.op == "placeholder"]
+
+
+def written_placeholders(graph: torch.fx.GraphModule) -> list[int]:
+    """Positions of the inputs that the graph writes to."""
+    position = {n: i for i, n in enumerate(n for n in graph.graph.nodes if n.op == "placeholder")}
+    return [
+        position[n.args[0]]
+        for n in graph.graph.nodes
+        if n.target is torch.ops.aten.copy_.default and n.args[0] in position
+    ]
+
+
+def _device_of(graph: torch.fx.GraphModule) -> int:
+    """The device a graph runs on if none of its inputs tells; -1 for the current one."""
+    for node in graph.graph.nodes:
+        val = node.meta.get("val")
+        if isinstance(val, torch.Tensor) and val.device.type == "tpu":
+            return -1 if val.device.index is None else val.device.index
+    return -1
+
+
+def compile_graph(
+    graph: torch.fx.GraphModule,
+    name: str,
+    options: CompileOptions,
+    *,
+    stage: str = "forward",
+    strict: bool = False,
+) -> Callable[..., Any]:
+    """A functional ATen graph as a native callable (boxed: it takes one list of inputs).
+
+    Lowered at once if its shapes are known, so that what cannot be compiled shows here: such a
+    graph runs op by op after one warning, or raises GraphError if ``strict``. It is lowered anew
+    for inputs that lie differently in their storages and for new sizes of a dynamic graph.
+    """
+    written = written_placeholders(graph)
+
+    def lowered(
+        arguments: Sequence[GraphInput], storages: Sequence[StorageSpec], *counts: int
+    ) -> GraphProgram:
+        n_ints, n_floats = counts
+        program = lower_graph(
+            graph,
+            arguments,
+            storages=storages,
+            n_ints=n_ints,
+            n_floats=n_floats,
+            alias_results=True,
+        )
+        if options.debug_callback is not None:
+            options.debug_callback(f"{stage}_text", program.text)
+        return program
+
+    def fall_back(error: GraphError) -> Callable[..., Any]:
+        if strict:
+            raise error
+        warnings.warn(
+            f"torch.compile: {name} runs op by op, because it cannot become one program: {error}",
+            stacklevel=2,
+        )
+        return graph
+
+    expected = _expected_inputs(placeholder_values(graph), written)
+    ready: GraphProgram | None = None
+    if expected is not None:
+        try:
+            ready = lowered(*expected)
+        except GraphError as error:
+            return _boxed(fall_back(error))
+
+    def lower(
+        arguments: list[GraphInput],
+        storages: list[StorageSpec],
+        device: int,
+        n_ints: int,
+        n_floats: int,
+    ) -> GraphProgram | Callable[..., Any]:
+        if expected is not None and (arguments, storages, n_ints, n_floats) == expected:
+            assert ready is not None
+            return ready
+        try:
+            return lowered(arguments, storages, n_ints, n_floats)
+        except GraphError as error:
+            return fall_back(error)
+
+    compiled = _C.CompiledGraph(name, lower, _device_of(graph), written)
+    # AOTAutograd's wrappers copy it from here: they pass one list, which the callee may empty.
+    compiled._boxed_call = True
+    return compiled
+
+
+def _boxed(run: Callable[..., Any]) -> Callable[..., Any]:
+    def call(inputs: list[Any]) -> Any:
+        values = list(inputs)
+        inputs.clear()
+        return run(*values)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
+
+
+def _expected_inputs(
+    values: Sequence[Any], written: Sequence[int]
+) -> tuple[list[GraphInput], list[StorageSpec], int, int] | None:
+    """The inputs as the native core will describe them if each tensor has a storage of its own;
+    None if a shape is symbolic."""
+    arguments: list[GraphInput] = []
+    storages: list[StorageSpec] = []
+    tensors = ints = floats = 0
+    for i, value in enumerate(values):
+        if isinstance(value, torch.Tensor):
+            if any(not isinstance(n, int) for n in (*value.shape, *value.stride())):
+                return None
+            if value.device.type == "cpu" and value.dim() == 0 and i not in written:
+                slot = floats if value.dtype.is_floating_point else ints
+                if value.dtype.is_complex:
+                    return None
+                arguments.append(TensorArg(tensors, -1, (), (), value.dtype, 5, slot, 1, False))
+                floats += value.dtype.is_floating_point
+                ints += not value.dtype.is_floating_point
+            else:
+                try:
+                    argument, spec = describe_tensor(value, tensors, len(storages))
+                except NotImplementedError:
+                    return None
+                arguments.append(argument)
+                storages.append(spec)
+            tensors += 1
+        elif isinstance(value, float):
+            arguments.append(ScalarArg("float", floats, value))
+            floats += 1
+        elif value is None or isinstance(value, (bool, int)):
+            arguments.append(value)
+        else:
+            return None
+    return arguments, storages, ints, floats
