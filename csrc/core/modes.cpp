@@ -25,6 +25,12 @@ struct Overrides : c10::SafePyObject {
   int mode = kNoOverride;
   int passes = kNoOverride;
   int checks = kNoOverride;
+  int options = kNoOverride;
+
+  bool none() const {
+    return mode == kNoOverride && passes == kNoOverride && checks == kNoOverride &&
+           options == kNoOverride;
+  }
 };
 
 const std::string& tls_key() {
@@ -45,12 +51,13 @@ int exchange_override(int Overrides::* field, int value) {
     next->mode = current->mode;
     next->passes = current->passes;
     next->checks = current->checks;
+    next->options = current->options;
   }
   const int previous = (*next).*field;
   (*next).*field = value;
   overrides.fetch_add((value != kNoOverride ? 1 : 0) - (previous != kNoOverride ? 1 : 0),
                       std::memory_order_relaxed);
-  if (next->mode == kNoOverride && next->passes == kNoOverride && next->checks == kNoOverride) {
+  if (next->none()) {
     if (current != nullptr) at::impl::ThreadLocalPythonObjects::erase(tls_key());
   } else {
     at::impl::ThreadLocalPythonObjects::set(tls_key(), std::move(next));
@@ -99,6 +106,16 @@ int matmul_passes() {
 int number_checks() {
   const Overrides* thread = thread_overrides();
   return thread != nullptr && thread->checks != kNoOverride ? thread->checks : 0;
+}
+
+int compiler_options() {
+  const Overrides* thread = thread_overrides();
+  return thread != nullptr ? thread->options : kNoOverride;
+}
+
+int exchange_compiler_options(int set) {
+  TORCH_CHECK_VALUE(set >= kNoOverride, "compiler options: no such set; got ", set);
+  return exchange_override(&Overrides::options, set);
 }
 
 bool allow_excess_precision() { return excess_precision.load(std::memory_order_relaxed); }

@@ -34,6 +34,10 @@ constexpr int kNoOverride = -1;
 // Replace the calling thread's override and return the one before; kNoOverride is none.
 int exchange_eager_mode_override(int mode);
 int exchange_matmul_passes_override(int passes);
+// Which set of compiler options holds for the calling thread: a number that Python gives
+// (torch_tpu/program/options.py), kNoOverride for none. Part of every program's key.
+int compiler_options();
+int exchange_compiler_options(int set);
 int exchange_number_checks(int checks);
 
 }  // namespace torch_tpu

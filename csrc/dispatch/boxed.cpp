@@ -48,7 +48,8 @@ bool index_checks() { return checks_enabled(); }
 
 uint64_t environment_word() {
   return static_cast<uint64_t>(matmul_passes()) | (checks_enabled() ? 256U : 0U) |
-         (allow_excess_precision() ? 512U : 0U);
+         (allow_excess_precision() ? 512U : 0U) |
+         static_cast<uint64_t>(compiler_options() + 1) << 16;
 }
 
 namespace {

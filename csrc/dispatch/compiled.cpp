@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <chrono>
 
+#include "core/activity.h"
 #include "core/modes.h"
 #include "dispatch/boxed.h"
 #include "dispatch/describe.h"
-#include "dispatch/executables.h"
 
 namespace torch_tpu {
 
@@ -37,7 +37,7 @@ struct CompiledGraph::Value {
 
 struct CompiledGraph::Variant {
   std::vector<uint64_t> key;
-  Program program;
+  std::shared_ptr<Program> program = std::make_shared<Program>();
   std::vector<Value> values;
   std::vector<at::Tensor> constants;  // storages that follow the inputs'
   py::object fallback;                // runs the graph instead, if not null
@@ -49,10 +49,11 @@ struct CompiledGraph::Inputs {
   std::vector<std::pair<size_t, size_t>> uploaded;  // input, place in call.held
 };
 
-CompiledGraph::CompiledGraph(const std::string& name, py::object lower, int device,
-                             std::vector<int> uploads)
+CompiledGraph::CompiledGraph(const std::string& name, py::object lower, py::object failed,
+                             int device, std::vector<int> uploads)
     : name_(intern(name)),
       lower_(std::move(lower)),
+      failed_(std::move(failed)),
       device_(device),
       uploads_(std::move(uploads)) {}
 
@@ -141,10 +142,10 @@ std::shared_ptr<const CompiledGraph::Variant> CompiledGraph::compile(const py::l
   const Call& call = parsed.call;
   auto variant = std::make_shared<Variant>();
   variant->key.assign(call.key.begin(), call.key.end());
-  ProgramText text;
-  Program& program = variant->program;
+  Program& program = *variant->program;
   program.name = name_;
   try {
+    const activity::Timer timer(activity::Kind::kLower, name_, call.device);
     const py::object scalar = py::module_::import("torch_tpu.program.plan").attr("ScalarArg");
     py::list arguments;
     int floats = 0;
@@ -170,7 +171,7 @@ std::shared_ptr<const CompiledGraph::Variant> CompiledGraph::compile(const py::l
     if (PyCallable_Check(plan.ptr()) != 0) {
       variant->fallback = plan;
     } else {
-      text = read_plan(plan, program);
+      read_plan(plan, program);
       program.draws = plan.attr("draws").cast<int64_t>();
       for (const py::handle item : plan.attr("values")) {
         Value value;
@@ -201,15 +202,48 @@ std::shared_ptr<const CompiledGraph::Variant> CompiledGraph::compile(const py::l
       std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start)
           .count(),
       std::memory_order_relaxed);
-  if (!text.text.empty()) program.executable = obtain_executable(name_, text.text, text.options);
+  if (!program.text.empty()) {
+    std::string failure;
+    try {
+      if (prepared_ != nullptr && prepared_->uid == program.uid) {
+        const py::gil_scoped_release release;
+        preparing_.wait();
+        variant->program = prepared_;
+      }
+      variant->program->executable();
+    } catch (const c10::Error& error) {
+      failure = error.what_without_backtrace();
+    }
+    try {
+      if (!failure.empty()) variant->fallback = failed_(failure);
+    } catch (py::error_already_set& error) {
+      rethrow(error);
+    }
+  }
   variants_.insert(variants_.begin(), variant);
   if (variants_.size() > kMaxVariants) variants_.pop_back();
   return variant;
 }
 
+void CompiledGraph::prepare(const py::object& plan) {
+  auto program = std::make_shared<Program>();
+  program->name = name_;
+  read_plan(plan, *program);
+  program->draws = plan.attr("draws").cast<int64_t>();
+  if (program->text.empty()) return;
+  prepared_ = program;
+  preparing_ = std::async(std::launch::async, [program] {
+                 try {
+                   program->executable();
+                 } catch (const std::exception&) {
+                   // The first call compiles again and reports.
+                 }
+               }).share();
+}
+
 py::object CompiledGraph::results(const Variant& variant, const py::list& inputs, Inputs& parsed,
                                   c10::SmallVectorImpl<BufferRef>& buffers) {
-  const Program& program = variant.program;
+  const Program& program = *variant.program;
   c10::SmallVector<at::Tensor, 8> fresh(program.outputs.size());
   const auto output = [&](size_t i) -> const at::Tensor& {
     at::Tensor& t = fresh[i];
@@ -263,12 +297,14 @@ py::object CompiledGraph::results(const Variant& variant, const py::list& inputs
 }
 
 py::object CompiledGraph::call(const py::list& inputs) {
+  const activity::Scope scope(eager_mode() == EagerMode::kDebug);
   Inputs parsed;
   parse(inputs, parsed);
   Call& call = parsed.call;
   auto variant = find(call.key);
   if (C10_LIKELY(variant != nullptr)) {
     counters().hits.fetch_add(1, std::memory_order_relaxed);
+    activity::count(activity::Kind::kHit, name_);
   } else {
     counters().misses.fetch_add(1, std::memory_order_relaxed);
     variant = compile(inputs, parsed);
@@ -277,7 +313,7 @@ py::object CompiledGraph::call(const py::list& inputs) {
   for (const at::Tensor& constant : variant->constants) {
     call.storages.push_back(&storage_of(constant));
   }
-  const Program& program = variant->program;
+  const Program& program = *variant->program;
   c10::SmallVector<BufferRef, 8> buffers;
   {
     const py::gil_scoped_release release;

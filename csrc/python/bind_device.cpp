@@ -150,6 +150,8 @@ void bind_device(py::module_& m) {
   def("exchange_number_checks", &exchange_number_checks, py::arg("checks"));
   def("matmul_precision", &matmul_passes);
   def("exchange_matmul_precision_override", &exchange_matmul_passes_override, py::arg("passes"));
+  def("compiler_options", &compiler_options);
+  def("exchange_compiler_options", &exchange_compiler_options, py::arg("set"));
   def("allow_excess_precision", &allow_excess_precision);
   def("set_allow_excess_precision", &set_allow_excess_precision, py::arg("allow"));
 }

@@ -15,6 +15,8 @@ from torch_tpu import _C
 from torch_tpu.dynamo.backend import uses_device
 from torch_tpu.dynamo.options import CompileOptions
 from torch_tpu.lowering.interpreter import GraphError
+from torch_tpu.program import options as program_options
+from torch_tpu.program.describe import describe
 from torch_tpu.program.graph import (
     GraphInput,
     GraphProgram,
@@ -22,6 +24,7 @@ from torch_tpu.program.graph import (
     lower_graph,
 )
 from torch_tpu.program.plan import ScalarArg, StorageSpec, TensorArg
+from torch_tpu.program.recompiles import report_compile
 
 _numbers = itertools.count()
 
@@ -106,6 +109,7 @@ def compile_graph(
     for inputs that lie differently in their storages and for new sizes of a dynamic graph.
     """
     written = written_placeholders(graph)
+    names = [n.name for n in graph.graph.nodes if n.op == "placeholder"]
 
     def lowered(
         arguments: Sequence[GraphInput], storages: Sequence[StorageSpec], *counts: int
@@ -123,9 +127,9 @@ def compile_graph(
             options.debug_callback(f"{stage}_text", program.text)
         return program
 
-    def fall_back(error: GraphError) -> Callable[..., Any]:
+    def fall_back(error: Exception | str) -> Callable[..., Any]:
         if strict:
-            raise error
+            raise error if isinstance(error, Exception) else RuntimeError(f"{name}: {error}")
         warnings.warn(
             f"torch.compile: {name} runs op by op, because it cannot become one program: {error}",
             stacklevel=2,
@@ -134,6 +138,7 @@ def compile_graph(
 
     expected = _expected_inputs(placeholder_values(graph), written)
     ready: GraphProgram | None = None
+    circumstances = program_options.fingerprint()
     if expected is not None:
         try:
             ready = lowered(*expected)
@@ -147,17 +152,20 @@ def compile_graph(
         n_ints: int,
         n_floats: int,
     ) -> GraphProgram | Callable[..., Any]:
-        if expected is not None and (arguments, storages, n_ints, n_floats) == expected:
-            assert ready is not None
+        report_compile(name, describe(names, arguments, storages))
+        as_expected = (arguments, storages, n_ints, n_floats) == expected
+        if ready is not None and as_expected and program_options.fingerprint() == circumstances:
             return ready
         try:
             return lowered(arguments, storages, n_ints, n_floats)
         except GraphError as error:
             return fall_back(error)
 
-    compiled = _C.CompiledGraph(name, lower, _device_of(graph), written)
+    compiled = _C.CompiledGraph(name, lower, fall_back, _device_of(graph), written)
     # AOTAutograd's wrappers copy it from here: they pass one list, which the callee may empty.
     compiled._boxed_call = True
+    if options.async_compile and ready is not None:
+        compiled.prepare(ready)
     return compiled
 
 

@@ -176,6 +176,10 @@ class Interpreter:
         out = emit_op(self.b, overload, args, kwargs, results=self.known_specs(node))
         return in_places(node, out)
 
+    def emit_inner(self, overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Emit an op that a higher-order operator carries."""
+        return emit_op(self.b, overload, args, kwargs)
+
     def note_strides(self, node: torch.fx.Node) -> None:
         """Tell the builder which arguments PyTorch sees with strides that are not contiguous."""
         for argument in node.all_input_nodes:

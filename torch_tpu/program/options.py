@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -69,11 +69,49 @@ def without_index_checks() -> Iterator[None]:
         _checks_left_out.reset(token)
 
 
-@cache
+def fingerprint() -> tuple[object, ...]:
+    """Everything here that decides what is written into a program and how it is compiled."""
+    return (
+        target(),
+        matmul_precision(),
+        emulate_precision(),
+        index_checks(),
+        _C.allow_excess_precision(),
+        _C.compiler_options(),
+    )
+
+
+Option = bool | int | float | str
+
+# Sets of the user's options by number; the number is part of every program's key.
+_option_sets: list[dict[str, Option]] = []
+
+
+def option_set(options: Mapping[str, Option]) -> int:
+    """The number of a set of compiler options, for ``_C.exchange_compiler_options``."""
+    chosen = dict(options)
+    if chosen not in _option_sets:
+        _option_sets.append(chosen)
+    return _option_sets.index(chosen)
+
+
+def current_options() -> dict[str, Option]:
+    """The user's compiler options that hold for the calling thread."""
+    number = _C.compiler_options()
+    return {} if number < 0 else dict(_option_sets[number])
+
+
 def compile_options() -> bytes:
     """The serialised CompileOptionsProto for single-device programs of the current plug-in."""
-    overrides: dict[str, bool | int | float | str] = {}
+    return _options_of_set(_C.compiler_options())
+
+
+@cache
+def _options_of_set(number: int) -> bytes:
+    overrides: dict[str, Option] = {}
     if _C.plugin_kind() == "cpu":
         # XLA:CPU's default drops a NaN on the right of max/min.
         overrides["xla_cpu_enable_fast_min_max"] = False
-    return _C.compile_options(overrides)
+    if number >= 0:
+        overrides |= _option_sets[number]
+    return bytes(_C.compile_options(overrides))
