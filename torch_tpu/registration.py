@@ -6,6 +6,7 @@ Nothing of PyTorch is replaced: CPU and CUDA users of the same process see no ch
 from __future__ import annotations
 
 import sys
+from types import ModuleType
 
 import torch
 
@@ -38,6 +39,7 @@ def register() -> None:
     tpu.modes.read_environment()
     after_import("torch._dynamo.device_interface", lambda _: _install_interface())
     after_import("torch._dynamo.backends.registry", lambda _: _install_compiler())
+    after_import("torch.nn.attention.flex_attention", _admit_to_flex_attention)
     _registered = True
 
 
@@ -61,6 +63,17 @@ def _install_interface() -> None:
     from torch_tpu.dynamo import device_interface
 
     device_interface.install()
+
+
+def _admit_to_flex_attention(module: ModuleType) -> None:
+    """flex_attention has a list of devices that backends cannot add to; others stay as they are."""
+    check = module._validate_device
+
+    def validate_device(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        if query.device.type != "tpu":
+            check(query, key, value)
+
+    module._validate_device = validate_device
 
 
 def _install_compiler() -> None:

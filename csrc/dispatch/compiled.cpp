@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 
 #include "core/activity.h"
@@ -14,6 +15,9 @@
 namespace torch_tpu {
 
 namespace {
+
+// Counts the times that all programs were forgotten; part of every key.
+std::atomic<uint64_t> epoch{0};
 
 // Programs kept of one graph; the least recently used goes first.
 constexpr size_t kMaxVariants = 256;
@@ -60,6 +64,7 @@ CompiledGraph::CompiledGraph(const std::string& name, py::object lower, py::obje
 void CompiledGraph::parse(const py::list& inputs, Inputs& parsed) const {
   Call& call = parsed.call;
   call.key.push_back(environment_word());
+  call.key.push_back(epoch.load(std::memory_order_relaxed));
   const size_t count = inputs.size();
   parsed.tensor_of.reserve(count);
   // The device has to be known before CPU tensors are moved to it.
@@ -224,6 +229,8 @@ std::shared_ptr<const CompiledGraph::Variant> CompiledGraph::compile(const py::l
   if (variants_.size() > kMaxVariants) variants_.pop_back();
   return variant;
 }
+
+void CompiledGraph::forget_programs() { epoch.fetch_add(1, std::memory_order_relaxed); }
 
 void CompiledGraph::prepare(const py::object& plan) {
   auto program = std::make_shared<Program>();

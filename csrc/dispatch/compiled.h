@@ -34,6 +34,9 @@ class CompiledGraph {
   // Compiles a program in the background for the first call that needs it.
   void prepare(const py::object& plan);
 
+  // Makes all graphs compile anew.
+  static void forget_programs();
+
   const char* name() const noexcept { return name_; }
   size_t num_programs() const noexcept { return variants_.size(); }
 

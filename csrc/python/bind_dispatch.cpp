@@ -4,6 +4,7 @@
 
 #include "core/attention.h"
 #include "dispatch/boxed.h"
+#include "dispatch/compiled.h"
 #include "dispatch/executables.h"
 #include "dispatch/fused.h"
 #include "dispatch/neutral.h"
@@ -107,6 +108,7 @@ void bind_dispatch(py::module_& m) {
   m.def("clear_programs", [] {
     for (OpState* op : OpState::all()) op->clear();
     clear_fused_programs();
+    CompiledGraph::forget_programs();
   });
   // Fused mode: run what is recorded, on all devices, without waiting for it.
   m.def("cut_traces", [] {

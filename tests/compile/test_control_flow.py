@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
-import torch_tpu  # noqa: F401
+from torch_tpu.dynamo.compiler import compile_graph
+from torch_tpu.dynamo.options import CompileOptions
 
 
 def compiled(fn):
@@ -84,11 +86,11 @@ def test_scan_and_its_gradient():
 def test_associative_scan(n):
     from torch._higher_order_ops.associative_scan import associative_scan
 
-    def f(a, b):
-        def combine(left, right):
-            return left[0] * right[0], left[1] * right[0] + right[1]
+    def combine(left, right):
+        return left[0] * right[0], left[1] * right[0] + right[1]
 
-        return associative_scan(combine, (a, b), dim=0, combine_mode="pointwise")
+    def f(a, b):
+        return associative_scan(combine, (a, b), dim=0, combine_mode="generic")
 
     a, b = torch.rand(n, 3), torch.rand(n, 3)
     h = torch.zeros(3)
@@ -96,9 +98,20 @@ def test_associative_scan(n):
     for i in range(n):
         h = h * a[i] + b[i]
         want.append(h)
-    got = compiled(f)(a.to("tpu"), b.to("tpu"))
-    torch.testing.assert_close(got[0].cpu(), a.cumprod(0))
-    torch.testing.assert_close(got[1].cpu(), torch.stack(want))
+
+    def operator(a, b):
+        step = make_fx(lambda *v: combine(v[:2], v[2:]))(a[0], b[0], a[0], b[0])
+        return torch.ops.higher_order.associative_scan(step, (a, b), ())
+
+    runs = [compiled(f)]
+    if n > 1:
+        graph = make_fx(operator, tracing_mode="fake")(a, b)
+        native = compile_graph(graph, "scan", CompileOptions(), strict=True)
+        runs.append(lambda *inputs: native(list(inputs)))
+    for run in runs:
+        got = run(a.to("tpu"), b.to("tpu"))
+        torch.testing.assert_close(got[0].cpu(), a.cumprod(0))
+        torch.testing.assert_close(got[1].cpu(), torch.stack(want))
 
 
 def test_flex_attention_with_a_score_function_and_a_mask():
@@ -112,7 +125,7 @@ def test_flex_attention_with_a_score_function_and_a_mask():
     data = [torch.randn(1, 2, 16, 8) for _ in range(3)]
     results = []
     for device in ("cpu", "tpu"):
-        q, k, v = (t.to(device).requires_grad_() for t in data)
+        q, k, v = (t.detach().to(device).requires_grad_() for t in data)
         mask = create_block_mask(causal, None, None, 16, 16, device=device, BLOCK_SIZE=16)
 
         def f(q, k, v, mask=mask):

@@ -15,7 +15,10 @@ import torch_tpu  # noqa: F401
 
 def net() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.GELU(), nn.Linear(16, 4))
+    # A bias before a normalisation has no gradient but rounding errors, which Adam magnifies.
+    return nn.Sequential(
+        nn.Linear(8, 16, bias=False), nn.BatchNorm1d(16), nn.GELU(), nn.Linear(16, 4)
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,7 +110,7 @@ def test_muon_trains():
     )
     x, y = torch.randn(32, 8, device="tpu"), torch.randint(0, 4, (32,), device="tpu")
     step = trainer.make_compiled_train_step(x, y)
-    losses = [step(x, y).item() for _ in range(20)]
+    losses = [step(x, y).item() for _ in range(40)]
     assert losses[-1] < 0.7 * losses[0]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -47,12 +48,16 @@ def node_name(node: torch.fx.Node) -> str:
     return getattr(target, "__name__", None) or str(target)
 
 
+# Frames of PyTorch's own code, as they start in a stack trace.
+_TORCH = f'File "{os.path.dirname(torch.__file__)}{os.sep}'
+
+
 def source_line(node: torch.fx.Node) -> str:
     """ "file:line: code" of the user's line that a node comes from, "" if it is not known."""
     trace = node.meta.get("stack_trace") or ""
     lines = [line.strip() for line in trace.strip().splitlines()]
     for i in range(len(lines) - 1, -1, -1):
-        if lines[i].startswith("File "):
+        if lines[i].startswith("File ") and not lines[i].startswith(_TORCH):
             file, line = lines[i].split(", ")[:2]
             code = lines[i + 1] if i + 1 < len(lines) else ""
             return f"{file[5:].strip()[1:-1]}:{line.removeprefix('line ')}" + (

@@ -301,7 +301,9 @@ def run_with(interpreter: Interpreter, node: torch.fx.Node, args: Any, kwargs: A
 def _through_dense(
     interpreter: Interpreter, node: torch.fx.Node, args: Sequence[Any], dense: Callable[..., Any]
 ) -> Any:
-    """Emit PyTorch's own dense form of an operator, traced on meta tensors."""
+    """Emit PyTorch's own dense form of an operator, traced on fake tensors."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.utils import _pytree as pytree
 
@@ -314,8 +316,13 @@ def _through_dense(
             filled[i] = t
         return dense(*pytree.tree_unflatten(filled, spec))
 
-    metas = [torch.empty(leaves[i].shape, dtype=leaves[i].dtype, device="meta") for i in where]
-    module = make_fx(run)(*metas)
+    # On the device that the subgraphs were traced for: they name it.
+    traced = node.all_input_nodes[0].meta.get("val")
+    device = traced.device if isinstance(traced, torch.Tensor) else torch.device("cpu")
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        fakes = [torch.empty(leaves[i].shape, dtype=leaves[i].dtype, device=device) for i in where]
+        functional = dispatch_functionalize(run, FunctionalTensorMode())
+        module = make_fx(functional, _allow_non_fake_inputs=True)(*fakes)
     return Interpreter(interpreter.b, module).run([leaves[i] for i in where])
 
 

@@ -11,7 +11,8 @@ from torch_tpu.lowering.types import Value
 
 @lower("aten._to_copy", "prims.device_put")
 def to_copy(b: OpBuilder, x: Value, *_: object) -> Value:
-    return b.convert(x, b.out_dtype)
+    # A graph may hold a Python number where the schema has a tensor.
+    return b.convert(b.as_value(x, b.out_dtype), b.out_dtype)
 
 
 @lower("prims.convert_element_type")
