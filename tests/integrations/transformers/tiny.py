@@ -186,6 +186,8 @@ def _candidates(model: Any, config: Any) -> list[dict[str, torch.Tensor]]:
         "input_values": lambda: torch.randn(BATCH, 2000, generator=generator),
     }
     main = model.main_input_name
+    if not isinstance(main, str):
+        main = next((name for name in main if name in accepted), "")
     if "grid_thw" in accepted:
         vision = _get(config, "vision_config") or config
         patch = _get(vision, "patch_size") or 8
@@ -225,9 +227,10 @@ def _candidates(model: Any, config: Any) -> list[dict[str, torch.Tensor]]:
 
 
 def _randomise(model: torch.nn.Module) -> None:
-    """Give constant, unset and huge parameters random values.
+    """Give constant, unset and huge parameters random values, and shake biases and norms.
 
-    A router of zeros makes every expert a tie, and a tie has no right answer.
+    A router of zeros makes every expert a tie, and a tie has no right answer. Nor has the gradient
+    of a bilinear sample exactly between two pixels, where round offsets put it.
     """
     with torch.no_grad():
         for parameter in model.parameters():
@@ -236,7 +239,7 @@ def _randomise(model: torch.nn.Module) -> None:
             first = parameter.flatten()[0]
             if not bool(parameter.isfinite().all()) or bool(parameter.abs().max() > 100):
                 parameter.normal_(std=0.02)
-            elif bool((parameter == first).all()):
+            elif parameter.dim() == 1 or bool((parameter == first).all()):
                 parameter.add_(torch.randn_like(parameter), alpha=0.05)
 
 
@@ -270,6 +273,8 @@ def build(model_type: str) -> Tiny:
     if sum(p.numel() for p in model.parameters()) > MAX_PARAMETERS:
         raise Unbuilt("too many parameters")
     _randomise(model)
+    # What a first run leaves on a module (a cached codebook) would stay on the CPU.
+    fresh = copy.deepcopy(model)
     reasons = []
     own = recipes.inputs(model_type, config)
     for inputs in [own] if own else _candidates(model, config):
@@ -279,5 +284,5 @@ def build(model_type: str) -> Tiny:
         except Exception as error:
             reasons.append(f"{type(error).__name__}: {str(error)[:160]}")
             continue
-        return Tiny(model, inputs)
+        return Tiny(fresh, inputs)
     raise Unbuilt(reasons[0] if reasons else "no known input")
