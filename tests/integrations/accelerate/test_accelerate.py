@@ -138,6 +138,11 @@ def test_mixed_precision_is_bfloat16() -> None:
     assert all(loss == loss for loss in losses)
 
 
+def test_float16_is_refused() -> None:
+    with pytest.raises(ValueError, match="fp16"):
+        Accelerator(mixed_precision="fp16")
+
+
 def test_random_state_travels_with_a_saved_state(tmp_path: Path) -> None:
     accelerator = Accelerator()
     _loop(accelerator)
