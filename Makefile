@@ -14,6 +14,8 @@ PYTEST_JOBS ?= 2
 IN_ENV = "$$(cat build/env/python)"
 CLANG_FORMAT = "$$(dirname $(IN_ENV))/clang-format"
 CXX_FILES = $(shell find csrc -name '*.cpp' -o -name '*.h')
+# What is run again in the other eager modes.
+MODE_TESTS = tests/device tests/core tests/modules tests/regressions tests/opinfo/test_ops.py
 PYTEST = $(IN_ENV) -m pytest -n $(PYTEST_JOBS) $(PYTEST_ARGS)
 
 help:  ## this list
@@ -28,9 +30,13 @@ estimate: ready-run  ## what the TPU compiler says of a GPT-2 training step, wit
 
 test: lint  ## formatters, type checks and the test suite
 	@$(PYTEST)
+	@TORCH_TPU_TEST_MODE=fused $(PYTEST) $(MODE_TESTS)
+	@TORCH_TPU_TEST_MODE=debug $(PYTEST) tests/device tests/core
 
 test-full: lint  ## the test suite with the long sweeps
 	@$(PYTEST) -m ""
+	@TORCH_TPU_TEST_MODE=fused TORCH_TPU_TEST_SHARE=1 $(PYTEST) $(MODE_TESTS)
+	@TORCH_TPU_TEST_MODE=debug TORCH_TPU_TEST_SHARE=1 $(PYTEST) $(MODE_TESTS)
 
 test-tpu-compile: ready-dev  ## only what the TPU compiler (libtpu, no chip needed) is asked
 	@$(PYTEST) -m tpu_compile

@@ -13,6 +13,13 @@ import pytest
 # Two devices in one process, so that tests of copies and guards have somewhere to go.
 os.environ.setdefault("TORCH_TPU_NUM_DEVICES", "2")
 
+# The eager mode the suite runs in: "strict" (default), "debug" or "fused".
+MODE = os.environ.get("TORCH_TPU_TEST_MODE", "strict")
+# In the other modes `make test` takes each SHARE-th case of the big sweeps, `make test-full` all.
+SHARE = 1 if MODE == "strict" or os.environ.get("TORCH_TPU_TEST_SHARE") == "1" else 8
+os.environ["TORCH_TPU_LAUNCH_BLOCKING"] = "1" if MODE == "debug" else "0"
+os.environ["TORCH_TPU_DEFER_AND_FUSE"] = "1" if MODE == "fused" else "0"
+
 # Compiled programs go to a directory of this session, which its worker processes share; never to
 # the user's. TORCH_TPU_TEST_CACHE_DIR keeps them for the next session.
 _kept = os.environ.get("TORCH_TPU_TEST_CACHE_DIR")
@@ -22,6 +29,15 @@ if _own:
     for tier in ("TIER2_COMPILATION_CACHE", "TIER3_COMPILATION_CACHE_ROOT"):
         for prefix in ("TORCH_TPU_", "TORCH_TPU_INTERNAL_"):
             os.environ.pop(prefix + tier, None)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if MODE == "strict":
+        return
+    skip = pytest.mark.skip(reason=f"holds in Strict mode only; the suite runs in {MODE}")
+    for item in items:
+        if item.get_closest_marker("strict_mode") is not None:
+            item.add_marker(skip)
 
 
 def pytest_unconfigure() -> None:

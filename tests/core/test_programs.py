@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 
 import torch_tpu  # noqa: F401
@@ -82,6 +83,7 @@ def test_random_ops_do_not_recompile_for_seed_or_offset() -> None:
     assert compiles(draw) == 0
 
 
+@pytest.mark.strict_mode
 def test_data_dependent_sizes_do_not_recompile() -> None:
     x = torch.randn(64, device="tpu")
 
@@ -95,6 +97,7 @@ def test_data_dependent_sizes_do_not_recompile() -> None:
     assert compiles(lambda: [select(t) for t in (-1.0, -0.5, 0.5, 1.0)]) == 0
 
 
+@pytest.mark.strict_mode
 def test_an_optimizer_step_is_few_programs() -> None:
     """Foreach and fused forms: one program for the whole parameter list."""
     params = [torch.nn.Parameter(torch.randn(n, 4, device="tpu")) for n in (2, 3, 5, 8, 13)]

@@ -43,6 +43,7 @@ class Probe(torch.autograd.Function):
         return grad, None
 
 
+@pytest.mark.strict_mode
 def test_strict_is_the_default() -> None:
     assert torch.tpu.eager_mode is EagerMode.DEFER_NEVER
 

@@ -14,6 +14,8 @@ from torch.utils import _pytree as pytree
 
 import torch_tpu  # noqa: F401
 
+from ..conftest import SHARE
+
 # Modules that draw random numbers: another stream gives other numbers.
 RANDOM = ("Dropout", "RReLU", "FractionalMaxPool")
 
@@ -89,7 +91,7 @@ def check(info: ModuleInfo, training: bool) -> None:
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("info", module_db, ids=lambda i: i.name)
+@pytest.mark.parametrize("info", module_db[::SHARE], ids=lambda i: i.name)
 def test_module(info: ModuleInfo, training: bool) -> None:
     if torch.float32 not in info.dtypes:
         pytest.skip("the module has no float32 form")
