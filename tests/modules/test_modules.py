@@ -13,8 +13,7 @@ from torch.testing._internal.common_modules import ModuleInfo, module_db
 from torch.utils import _pytree as pytree
 
 import torch_tpu  # noqa: F401
-
-from ..conftest import SHARE
+from tests.conftest import SHARE
 
 # Modules that draw random numbers: another stream gives other numbers.
 RANDOM = ("Dropout", "RReLU", "FractionalMaxPool")

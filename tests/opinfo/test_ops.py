@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import torch_tpu  # noqa: F401
+from tests.conftest import MODE, SHARE
 from torch_tpu import _C
 
-from ..conftest import MODE, SHARE
 from .compare import all_ops, check_sample, samples
 from .exceptions import EXPECTED_FAILURES
 

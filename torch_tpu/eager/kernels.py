@@ -41,6 +41,8 @@ NATIVE = frozenset(
     }
 )
 _NUMBERS = ("number", "Optional[number]", "List[number]", "Optional[List[number]]")
+# Composite ops that csrc/dispatch gives a derivative of their own.
+_DIFFERENTIATED = frozenset({"aten::linear"})
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
@@ -86,7 +88,8 @@ def plan_registrations() -> dict[str, list[str]]:
             lowering = registry.find(variant.functional)
             if lowering is None:
                 continue
-        if torch._C._dispatch_has_kernel_for_dispatch_key(qualified, _COMPOSITE):
+        composite = torch._C._dispatch_has_kernel_for_dispatch_key(qualified, _COMPOSITE)
+        if composite and qualified not in _DIFFERENTIATED:
             continue  # a kernel here would hide the op from autograd
         plan[qualified] = operand_names(overload, lowering)
     return plan
