@@ -1,5 +1,7 @@
 #include "dispatch/fused.h"
 
+#include <torch/csrc/utils/pybind.h>
+
 #include <algorithm>
 #include <atomic>
 #include <deque>
@@ -133,7 +135,32 @@ bool better_one_by_one(const Recording& r) {
   return apart < kCompile + kCompileCall * static_cast<double>(r.nodes.size());
 }
 
+// Tells torch_tpu/program/recompiles.py what is about to be compiled: each call and its results.
+void report(const Recording& r) {
+  const py::gil_scoped_acquire gil;
+  try {
+    py::dict description;
+    for (size_t n = 0; n < r.nodes.size(); ++n) {
+      const Program& program = *r.nodes[n].program;
+      std::string call = program.name;
+      for (const Program::Output& output : program.outputs) {
+        call += std::string(" ") + c10::toString(output.base_dtype) + "[";
+        for (size_t d = 0; d < output.base.size(); ++d) {
+          call += (d > 0 ? ", " : "") + std::to_string(output.base[d]);
+        }
+        call += "]";
+      }
+      description[py::str("call " + std::to_string(n))] = call;
+    }
+    py::module_::import("torch_tpu.program.recompiles")
+        .attr("report_compile")("fused calls", description);
+  } catch (py::error_already_set& error) {
+    error.discard_as_unraisable("torch_tpu compile report");
+  }
+}
+
 std::shared_ptr<FusedProgram> compile(const Recording& r, std::vector<bool> live) {
+  report(r);
   auto program = std::make_shared<FusedProgram>();
   program->linked = link(r, live);
   program->live = std::move(live);

@@ -18,6 +18,8 @@ import torch
 from torch_tpu.program import cache, identity
 from torch_tpu.program.store import Description, encode
 
+pytestmark = pytest.mark.strict_mode  # counts the programs of single ops
+
 
 @pytest.fixture(scope="module")
 def shares_programs() -> bool:

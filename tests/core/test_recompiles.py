@@ -35,6 +35,7 @@ def last_changes(name: str, *calls: Callable[[], object]) -> list[str]:
     return [str(change) for change in compiles_of(name)[-1].changes]
 
 
+@pytest.mark.strict_mode
 def test_every_compile_is_reported_and_hits_are_not() -> None:
     x = torch.ones(4, device="tpu")
     recompiles.clear()

@@ -23,6 +23,7 @@ def line_after(text: str) -> int:
     )
 
 
+@pytest.mark.strict_mode
 def test_the_mode_holds_inside() -> None:
     with torch.tpu.debug():
         assert torch.tpu.eager_mode is DEBUG

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from torch_tpu import _C
+from torch_tpu.program import recompiles
 
 FUSED, STRICT = torch.tpu.EagerMode.DEFER_AND_FUSE, torch.tpu.EagerMode.DEFER_NEVER
 
@@ -272,6 +273,18 @@ def test_a_training_loop_settles(name: str) -> None:
     assert all(m["executions"] <= 3 for m in moves)
     wanted = [step(reference, expected, rx, ry).item() for _ in range(10)][::3]
     torch.testing.assert_close(torch.tensor(losses), torch.tensor(wanted), rtol=2e-4, atol=1e-5)
+
+
+def test_compiles_are_reported() -> None:
+    def compute(n: int) -> None:
+        (torch.ones(n, device="tpu") * 3.5).cumsum(0).cpu()
+
+    for n in (17, 18):
+        compute(n)
+    compiled = [r for r in recompiles.reports() if r.name == "fused calls"][-1]
+    assert "18" in str(compiled)
+    assert "17" in str(compiled)
+    assert "cumsum" in str(compiled)
 
 
 def test_a_hook_sees_its_gradient() -> None:

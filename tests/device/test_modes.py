@@ -107,7 +107,8 @@ def test_debug_raises_at_the_line() -> None:
 )
 def test_mode_from_the_environment(run_python, variable, mode) -> None:
     code = "import torch, torch_tpu; print(torch.tpu.eager_mode.name)"
-    assert run_python(code, **{variable: "1"}).strip() == mode
+    environment = {"TORCH_TPU_LAUNCH_BLOCKING": "0", "TORCH_TPU_DEFER_AND_FUSE": "0"}
+    assert run_python(code, **(environment | {variable: "1"})).strip() == mode
 
 
 @pytest.mark.parametrize(("name", "passes"), [("medium", 1), ("high", 3), ("highest", 6)])

@@ -17,11 +17,7 @@ from torch_tpu import _C
 CPU_ONLY = frozenset({"_fused_sdp_choice", "_pin_memory", "is_pinned"})
 
 # Kernels for dense tensors that make nested ones or take both, and serve any device.
-FROM_DENSE = (
-    "_native_multi_head_attention",
-    "_nested_view_from_buffer",
-    "_transformer_encoder_layer_fwd",
-)
+FROM_DENSE = ("_nested_view_from_buffer",)
 
 
 def neutral_kernels() -> list[str]:

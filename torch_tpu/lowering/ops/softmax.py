@@ -83,7 +83,7 @@ def _mask_like(b: OpBuilder, x: Value, mask: Value, mask_type: int | None) -> Va
     return b.broadcast_to(mask, x.shape)
 
 
-@lower("aten._masked_softmax", lift_0d=True)
+@lower("aten._masked_softmax", lift_0d=True, specs=lambda x, *_: [(x.shape, x.dtype)])
 def masked_softmax(
     b: OpBuilder, x: Value, mask: Value, dim: int | None = None, mask_type: int | None = None
 ) -> Value:
