@@ -18,3 +18,6 @@ EXPECTED_FAILURES: dict[tuple[str, str], str] = {
     **_entries("complex", ("float16",), _COMPLEX_HALF),
     **_entries("view_as_complex", ("float16",), _COMPLEX_HALF),
 }
+
+# (op, transform) → reason
+TRANSFORM_FAILURES: dict[tuple[str, str], str] = {}

@@ -149,6 +149,7 @@ PROPERTIES: dict[str, Property] = {
     "argsort": argsort,
     "topk": selection(1, ordered=False),
     "kthvalue": selection(1),
+    "mode": selection(0),
     "svd": singular_values(adjoint=False),
     "svd_lowrank": low_rank,
     "pca_lowrank": singular_values(adjoint=False),

@@ -64,7 +64,8 @@ def correlate(
     """
     dtype = opmath_dtype(x.dtype)
     n = x.rank - 2
-    if b.target != "cpu":
+    exact = dtype is torch.int64 and b.target != "cpu"  # no TPU convolution has 64-bit integers
+    if b.target != "cpu" and not exact:
         return b.convolution(
             x,
             w,
@@ -82,7 +83,7 @@ def correlate(
     if groups == channels > 1 and math.prod(w.shape[2:]) <= _MOST_TAPS:
         x = _crop_pad(b, x, pads, spread)
         return _depthwise(b, x, w, stride, dilation)
-    if 1 < groups <= _MOST_SPLITS:
+    if groups > 1 and (exact or groups <= _MOST_SPLITS):
         wide, out = channels // groups, w.shape[0] // groups
         parts = [
             correlate(
@@ -98,6 +99,8 @@ def correlate(
             for i in range(groups)
         ]
         return b.concatenate(parts, 1)
+    if exact:
+        return _from_patches(b, _crop_pad(b, x, pads, spread), w, stride, dilation)
     if n == 3 and groups == 1:
         return _volume(b, x, w, stride, pads, dilation)
     area = math.prod(w.shape[2:])
