@@ -131,3 +131,14 @@ def test_backward_from_several_threads() -> None:
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_forward_mode_through_a_composite_that_writes_in_place() -> None:
+    x = torch.tensor([3.0, 1.0, 2.0])
+    tangents = []
+    for device in ("cpu", "tpu"):
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(x.to(device), x.to(device))
+            out = torch.autograd.forward_ad.unpack_dual(dual.quantile(0.25))
+            tangents.append(out.tangent.cpu())
+    torch.testing.assert_close(tangents[1], tangents[0])

@@ -19,5 +19,9 @@ EXPECTED_FAILURES: dict[tuple[str, str], str] = {
     **_entries("view_as_complex", ("float16",), _COMPLEX_HALF),
 }
 
-# (op, transform) → reason
-TRANSFORM_FAILURES: dict[tuple[str, str], str] = {}
+# (op, transform) → reason, in float32 over four samples
+TRANSFORM_FAILURES: dict[tuple[str, str], str] = {
+    ("logcumsumexp", "double_backward"): (
+        "PyTorch's formula takes logarithms of differences: off by 1e-3 on the CPU too"
+    ),
+}

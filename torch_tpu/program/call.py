@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from torch_tpu.lowering import emit, registry, views
 from torch_tpu.lowering.argument_checks import ARGUMENT_CHECKS
@@ -172,6 +173,24 @@ def _quiet() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _without_tangents() -> Iterator[None]:
+    """Python knows of no forward-mode AD meanwhile; tangents are taken care of above this kernel.
+
+    Some of PyTorch's Python meta kernels print tensors (to try the next overload), which takes
+    tangents apart, and that is an internal error below autograd.
+    """
+    level = forward_ad._current_level
+    if level < 0:
+        yield
+        return
+    forward_ad._current_level = -1
+    try:
+        yield
+    finally:
+        forward_ad._current_level = level
+
+
 def _run_meta(overload: Any, args: Sequence[Any]) -> tuple[Any, list[Any]]:
     """PyTorch's meta kernel on this call; returns its results and the meta arguments.
 
@@ -192,7 +211,7 @@ def _run_meta(overload: Any, args: Sequence[Any]) -> tuple[Any, list[Any]]:
         keywords["device"] = torch.device("meta")
     # Resizing an out= argument warns; the core does it again, for real.
     has_out = any(a.is_out for a in overload._schema.arguments)
-    with _quiet() if has_out else nullcontext(), torch.no_grad():
+    with _quiet() if has_out else nullcontext(), torch.no_grad(), _without_tangents():
         try:
             return overload(*positional, **keywords), metas
         except NotImplementedError:
