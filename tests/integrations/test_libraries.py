@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import subprocess
 import sys
 import tomllib
@@ -61,3 +63,12 @@ def test_importing_the_device_imports_no_library() -> None:
     code = f"import sys, torch_tpu; print([n for n in {names} if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_the_support_matrix_is_generated() -> None:
+    folder = ROOT / "docs" / "integrations"
+    spec = importlib.util.spec_from_file_location("matrix", ROOT / "scripts" / "support_matrix.py")
+    matrix = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(matrix)
+    kept = json.loads((folder / "models.json").read_text())
+    assert (folder / "support-matrix.md").read_text() == matrix.page(kept)
