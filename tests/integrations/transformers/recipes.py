@@ -97,7 +97,7 @@ _RT_DETR = {
     "encoder_in_channels": [16, 32, 64],
     "encoder_hidden_dim": 64,
     "decoder_in_channels": [64, 64, 64],
-    "num_queries": 10,
+    "num_queries": 4,
     "decoder_attention_heads": 4,
     "encoder_attention_heads": 4,
 }
