@@ -46,9 +46,13 @@ class Ops(torch.fx.Interpreter):
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is ATTENTION:
-            query, key, value, bias, dropout, causal = (*args, None, 0.0, False)[:6]
-            assert bias is None and dropout == 0.0
-            out = F.scaled_dot_product_attention(query, key, value, is_causal=causal)
+            query, key, value, bias, dropout, causal = (
+                *args,
+                *(None, 0.0, False)[len(args) - 3 :],
+            )[:6]
+            assert dropout == 0.0
+            how = {"is_causal": causal, "enable_gqa": True, "scale": kwargs.get("scale")}
+            out = F.scaled_dot_product_attention(query, key, value, bias, **how)
             out = out.transpose(1, 2).contiguous().transpose(1, 2)  # as PyTorch's meta kernel says
             return [out, out, None, None, 0, 0, out, out, None]
         if target is ATTENTION_BACKWARD:

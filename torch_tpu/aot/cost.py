@@ -226,7 +226,7 @@ class _Costing:
         kind: Kind
         if collective is not None:
             sent, detail = self.traffic(collective)
-            ici = sent / self.chip.ici_bandwidth
+            ici = sent / self.bandwidth(collective)
             self.row(i, "collective", count, cycles, ici, flops, sent, detail)
             return
         if not cycles and i.opcode == "async-start":
@@ -364,13 +364,22 @@ class _Costing:
                 out[i.parameter] = total
         return out
 
+    def bandwidth(self, collective: Instruction) -> float:
+        """Bytes/s for a collective: all links; for a permute both directions of one axis.
+
+        A permute has neighbours along one axis, and the compiler sends to both at once.
+        """
+        if collective.opcode.startswith("collective-permute"):
+            return self.chip.ici_bandwidth / self.chip.rank
+        return self.chip.ici_bandwidth
+
     def traffic(self, i: Instruction) -> tuple[float, str]:
         """Bytes that each device sends in one execution (ring algorithms), and a description."""
         name = i.opcode.removesuffix("-start")
         shape = i.shape
-        whole = (
-            shape.parts[-1].bytes if i.opcode.endswith("-start") and shape.parts else shape.bytes
-        )
+        if i.opcode.endswith("-start") and name != "all-reduce" and len(shape.parts) > 1:
+            shape = shape.parts[1]  # (operand, result, context …)
+        whole = shape.bytes
         n = i.group_size
         share = (n - 1) / n if n > 1 else 1.0
         sent = {
@@ -379,7 +388,8 @@ class _Costing:
             "reduce-scatter": whole * (n - 1 if n > 1 else 1),
             "all-to-all": whole * share,
         }.get(name, float(whole))
-        return sent, f"{name} {shape} over {n or 'all'} devices"
+        whom = "to a neighbour" if name == "collective-permute" else f"over {n or 'all'} devices"
+        return sent, f"{name} {shape} {whom}"
 
 
 def _only_moves(name: str) -> bool:

@@ -242,6 +242,9 @@ def _signature(module: nn.Module) -> Any:
     return (id(type(module)), tuple(map(str, _shapes(module))))
 
 
+_PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
+
+
 def _plain(module: nn.Module) -> str:
     """The plain attributes of a block and everything below it."""
     return repr(
@@ -284,6 +287,8 @@ def _call_block(
     }
     leaves, spec = pytree.tree_flatten((args, kwargs))
     where = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
+    if not all(isinstance(x, (torch.Tensor, *_PLAIN)) for x in leaves):
+        return original(child, *args, **kwargs)  # an object, such as a cache, that it may write to
     inputs = [leaves[i] for i in where] + list(state.values())
     rest = [None if i in where else x for i, x in enumerate(leaves)]
     key = (

@@ -57,7 +57,9 @@ def rows(facts: dict[str, Any]) -> list[Row]:
         names = ("compiles", "disk_hits")
         kept += f"\n{', '.join(f'{counters[name]} {name}' for name in names)} in this check"
     chips = Counter(hardware["chips"])
+    precision = "float32 ('highest'); 'medium' is one pass of bfloat16 (torch.tpu.precision)"
     table += [
+        ("float32 matmuls", precision),
         ("compile cache", kept),
         *([("remote cache", cache["remote"])] if cache["remote"] else []),
         ("TPU chips", ", ".join(f"{n} x {kind}" for kind, n in chips.items()) or "none"),
