@@ -192,6 +192,27 @@ def gpt_compiled(bench: Bench) -> None:
     bench.median("cgpt_forward", forward, 5, 5, 3)
 
 
+@case("wgpt")
+def gpt_whole_step(bench: Bench) -> None:
+    """The same step, optimiser included, as one program."""
+    if bench.device != "tpu":
+        return
+    model = GPT().to(bench.device)
+    tokens = bench.put(torch.randint(0, 256, (4, 128)))
+    trainer = torch.tpu.optimizers.SingleTraceTrainer(
+        model, torch.tpu.optimizers.AdamW(1e-3, state_dtype=None)
+    )
+
+    def first() -> float:
+        nonlocal step
+        step = trainer.make_compiled_train_step((tokens, tokens))
+        return step((tokens, tokens)).item()
+
+    step: Callable[..., Tensor]
+    bench.first("wgpt_first_step_ms", first)
+    bench.median("wgpt_train_step", lambda: step((tokens, tokens)).item(), 3, 5, 3)
+
+
 @case("conv")
 def conv(bench: Bench) -> None:
     model = conv_net().to(bench.device)

@@ -22,7 +22,16 @@ import torch  # noqa: E402
 
 from torch_tpu.version import __version__  # noqa: E402
 
-__all__ = ["__version__"]
+__all__ = ["__version__", "export"]
+
+
+def __getattr__(name: str) -> object:
+    """``torch_tpu.export``, loaded at first use."""
+    if name == "export":
+        from torch_tpu.stablehlo import export
+
+        return export
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _load() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -33,11 +34,14 @@ def floats(value: Any) -> list[torch.Tensor]:
     return [t for t in leaves if isinstance(t, torch.Tensor) and t.requires_grad]
 
 
-def run(module: torch.nn.Module, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
+def run(
+    module: Any, args: Any, kwargs: Any, parameters: list[torch.nn.Parameter] | None = None
+) -> tuple[Any, list[Any]]:
     """The output, and the gradients of parameters and inputs of its sum."""
     out = module(*args, **kwargs)
     roots = floats(out)
-    leaves = [*module.parameters(), *floats((args, kwargs))]
+    own = list(module.parameters()) if parameters is None else parameters
+    leaves = [*own, *floats((args, kwargs))]
     leaves = [t for t in leaves if t.requires_grad]
     grads: list[Any] = []
     if roots and leaves:
@@ -49,7 +53,10 @@ def run(module: torch.nn.Module, args: Any, kwargs: Any) -> tuple[Any, list[Any]
     return out, grads
 
 
-def check(info: ModuleInfo, training: bool) -> None:
+def check(
+    info: ModuleInfo, training: bool, prepare: Callable[[torch.nn.Module], Any] = lambda m: m
+) -> None:
+    """``prepare`` makes of a module on the device what is called, such as its compiled form."""
     name = info.module_cls.__name__
     inputs = info.module_inputs_func(
         info, device="cpu", dtype=torch.float32, requires_grad=True, training=training
@@ -69,7 +76,10 @@ def check(info: ModuleInfo, training: bool) -> None:
             expected, expected_grads = run(module, *move((args, kwargs), "cpu"))
         except RuntimeError:  # what the CPU refuses is no sample for the device
             continue
-        actual, actual_grads = run(on_device, *move((args, kwargs), "tpu"))
+        parameters = list(on_device.parameters())
+        actual, actual_grads = run(
+            prepare(on_device), *move((args, kwargs), "tpu"), parameters=parameters
+        )
         exact = not (training and any(r in name for r in RANDOM))
         pairs = [
             (expected, actual),

@@ -228,8 +228,16 @@ def comparable(name: str, expected: Any, actual: Any) -> tuple[Any, Any]:
     return [first, *(s.float() if s.dtype.itemsize == 2 else s for s in statistics)], actual
 
 
-def check_sample(op: OpInfo, sample: SampleInput, differentiable: bool) -> bool:
-    """Compare forward and gradients; False if the CPU itself refuses the sample."""
+def check_sample(
+    op: OpInfo,
+    sample: SampleInput,
+    differentiable: bool,
+    on_tpu: Callable[..., Any] | None = None,
+) -> bool:
+    """Compare forward and gradients; False if the CPU itself refuses the sample.
+
+    ``on_tpu`` is what runs on the device instead of ``op``, such as its compiled form.
+    """
     name = name_of(op)
     exact = not is_random(name, sample)
     host, device = on_cpu(sample), on_device(name, sample)
@@ -237,7 +245,7 @@ def check_sample(op: OpInfo, sample: SampleInput, differentiable: bool) -> bool:
         expected = op(host[0], *host[1], **host[2])
     except Exception:  # whatever the CPU refuses is no sample for the device
         return False
-    actual = op(device[0], *device[1], **device[2])
+    actual = (on_tpu or op)(device[0], *device[1], **device[2])
     expected, actual = comparable(name, expected, actual)
     wide: list[Any] = []
 

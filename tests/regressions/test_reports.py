@@ -18,8 +18,8 @@ import torch_tpu  # noqa: F401
 
 from .reports import E
 
-# Groups whose subject the device has. torch.compile (I) and distribution (J) come with those parts.
-GROUPS = "ABCDEFGH"
+# Groups whose subject the device has. Distribution (J) comes with that part.
+GROUPS = "ABCDEFGHI"
 
 
 def address(report: dict[str, Any]) -> str:

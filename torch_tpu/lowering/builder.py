@@ -33,6 +33,10 @@ _PACK = {
 }
 
 
+# Constants of more elements are written as bytes.
+_MAX_SPELT = 256
+
+
 def int_list(values: Sequence[int]) -> str:
     return "[" + ", ".join(map(str, values)) + "]"
 
@@ -170,8 +174,10 @@ class Builder(ElementwiseMixin, RegionMixin, RandomMixin):
         return result
 
     def constant_array(self, values: Any, dtype: torch.dtype) -> Value:
-        """A constant from a (nested) list or a CPU tensor; meant for small tables."""
+        """A constant from a (nested) list or a CPU tensor; large ones are written as bytes."""
         tensor = torch.as_tensor(values).to(dtype)
+        if tensor.numel() > _MAX_SPELT:
+            return self._constant_bytes(tensor)
 
         def nest(t: torch.Tensor) -> str:
             if t.dim() == 0:
@@ -183,6 +189,18 @@ class Builder(ElementwiseMixin, RegionMixin, RandomMixin):
         return self.emit(
             f"stablehlo.constant dense<{body}> : {tensor_type(shape, dtype)}", shape, dtype
         )
+
+    def _constant_bytes(self, tensor: torch.Tensor) -> Value:
+        if tensor.dtype is torch.bool:
+            return self.ne(self._constant_bytes(tensor.to(torch.uint8)), 0)
+        if tensor.dtype.is_complex:
+            parts = self._constant_bytes(torch.view_as_real(tensor.resolve_conj()))
+            return self.complex(self.index_dim(parts, -1, 0), self.index_dim(parts, -1, 1))
+        flat = tensor.resolve_neg().contiguous().reshape(-1)
+        body = flat.view(torch.uint8).numpy().tobytes().hex().upper()
+        shape = tuple(tensor.shape)
+        out = tensor_type(shape, tensor.dtype)
+        return self.emit(f'stablehlo.constant dense<"0x{body}"> : {out}', shape, tensor.dtype)
 
     def full(self, shape: Sequence[int], value: Operand, dtype: torch.dtype) -> Value:
         """A tensor of ``shape`` filled with a number or with a 0-d value."""

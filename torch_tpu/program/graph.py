@@ -254,6 +254,7 @@ def lower_graph(
     n_ints: int = 0,
     n_floats: int = 0,
     keep_unused: bool = False,
+    embedded: Mapping[int, torch.Tensor] | None = None,
     alias_results: bool = False,
     locate: Callable[[torch.fx.Node], str | None] | None = None,
     parameter_attributes: Mapping[int, str] | None = None,
@@ -265,6 +266,7 @@ def lower_graph(
     inputs     one for each placeholder: a tensor (fake, meta or real: only its layout is used), a
                TensorArg over ``storages``, a ScalarArg (an operand) or a Python number (a constant)
     storages, n_ints, n_floats   what the TensorArgs and ScalarArgs refer to; leave out with tensors
+    embedded        inputs (by position) whose values are written into the text
     keep_unused     parameter i is input i's storage even if the graph does not read it
     alias_results   results that are inputs, or views of inputs or of other results, are described
                     instead of computed; else every value of the output is a result
@@ -275,7 +277,9 @@ def lower_graph(
     Raises GraphError (a NotImplementedError) naming the node and its Python line if an op cannot
     become part of a program.
     """
-    arguments, specs = _describe(inputs, storages)
+    embedded = embedded or {}
+    known = [None if i in embedded else given for i, given in enumerate(inputs)]
+    arguments, specs = _describe(known, storages)
     owners: dict[int, list[int]] = {}
     for i, argument in enumerate(arguments):
         if isinstance(argument, TensorArg) and argument.view != views.SCALAR:
@@ -299,6 +303,8 @@ def lower_graph(
 
     interpreter = GraphInterpreter(b, module, arguments, lift, locate)
     feed = [b.value(a) if isinstance(a, (TensorArg, ScalarArg)) else a for a in arguments]
+    for i, tensor in embedded.items():
+        feed[i] = b.constant_array(tensor.detach().cpu(), tensor.dtype)
     # Whoever traces may have a fake mode on; lowerings compute with small tensors of their own.
     with _disable_current_modes(), torch.no_grad():
         out = interpreter.run(feed)
