@@ -25,7 +25,7 @@ SAMPLE = (
     *("add", "where", "nn.functional.gelu", "clamp", "pow", "sum", "var_mean", "amax", "argmax"),
     *("transpose", "expand", "as_strided", "unfold", "cat", "roll", "flip", "index_select"),
     *("index_put", "gather", "scatter_add", "masked_fill", "nn.functional.embedding", "matmul"),
-    *("addmm", "baddbmm", "einsum", "cumsum", "logcumsumexp", "sort", "topk", "bernoulli"),
+    *("addmm", "baddbmm", "einsum", "cumsum", "logcumsumexp", "sort", "topk"),
     *("nn.functional.conv2d", "nn.functional.max_pool2d", "nn.functional.avg_pool2d"),
     *("nn.functional.layer_norm", "nn.functional.batch_norm", "nn.functional.cross_entropy"),
     *("nn.functional.scaled_dot_product_attention", "linalg.cholesky", "fft.rfft", "tril"),

@@ -88,9 +88,3 @@ def seed_all() -> None:
 def initial_seed() -> int:
     """The seed of the current device's default generator."""
     return _generator(None).initial_seed()
-
-
-# Dynamo does not trace into these: the state is the process's, not a graph's. The attribute is what
-# torch._dynamo.disable sets, without importing it.
-for _name in __all__:
-    globals()[_name]._torchdynamo_disable = True
