@@ -257,6 +257,8 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
   } catch (const pjrt::Error& error) {
     raise_execution_error(error, buffer->producer());
   }
+  counters().bytes_to_host.fetch_add(static_cast<int64_t>(buffer->nbytes()),
+                                     std::memory_order_relaxed);
   runtime.raise_pending_checks(device);
   const auto value = at::from_blob(bytes, {}, at::TensorOptions().dtype(self.scalar_type()));
   return value.item();
