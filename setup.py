@@ -60,7 +60,9 @@ def compile_args() -> list[str]:
     # Debug information of torch's headers makes objects 20 times larger and builds slower.
     args += ["-O0", "-g"] if os.environ.get("TORCH_TPU_DEBUG_BUILD") == "1" else ["-O2", "-g0"]
     # Also given with -I by CppExtension; as system headers they raise no warnings.
-    for include in [*cpp_extension.include_paths(), str(pjrt_include_dir())]:
+    torch_includes = cpp_extension.include_paths()
+    kineto = str(Path(torch_includes[0]) / "kineto")
+    for include in [*torch_includes, kineto, str(pjrt_include_dir())]:
         args += ["-isystem", include]
     return args
 

@@ -52,6 +52,7 @@ def _alias_submodules() -> None:
         "modes",
         "numerics",
         "optimizers",
+        "profiler",
         "random",
         "streams",
     )

@@ -106,8 +106,8 @@ void disable(uint32_t wanted) {
 
 const char* kind_name(Kind kind) {
   constexpr std::array<const char*, static_cast<size_t>(Kind::kCount)> names = {
-      "lower",   "compile", "launch", "execute",  "to_device",
-      "to_host", "across",  "wait",   "fallback", "hit"};
+      "lower",   "compile", "load", "launch",   "execute", "to_device",
+      "to_host", "across",  "wait", "fallback", "hit"};
   return names[static_cast<size_t>(kind)];
 }
 

@@ -42,6 +42,7 @@ void disable(uint32_t flags);
 enum class Kind : uint8_t {
   kLower,    // Python makes the program's text (host)
   kCompile,  // the plug-in compiles it (host)
+  kLoad,     // or it is loaded from the cache on disk (host)
   kLaunch,   // the program is handed over (host)
   kExecute,  // from its hand-over, or the end of the program before it, until its results are ready
   kToDevice,  // copies

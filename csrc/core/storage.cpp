@@ -7,20 +7,39 @@
 #include <numeric>
 
 #include "core/errors.h"
+#include "core/memory_history.h"
 
 namespace torch_tpu {
+
+namespace {
+
+// torch.profiler's profile_memory.
+void report_to_profiler(const Buffer& buffer, int64_t size) {
+  if (C10_LIKELY(!c10::memoryProfilingEnabled())) return;
+  const auto total = static_cast<size_t>(Runtime::get().state(buffer.device()).allocated.load());
+  c10::reportMemoryUsageToProfiler(
+      reinterpret_cast<void*>(buffer.address()), size, total, total,
+      c10::Device(c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(buffer.device())));
+}
+
+}  // namespace
 
 Buffer::Buffer(pjrt::Buffer buffer, int device, size_t nbytes, const char* producer)
     : buffer_(std::move(buffer)),
       device_(device),
       state_(State::kReady),
       nbytes_(nbytes),
-      producer_(producer) {
+      producer_(producer),
+      address_(memory_history::next_address(nbytes)) {
   enlist();
 }
 
 Buffer::Buffer(int device, size_t nbytes, const char* producer)
-    : device_(device), state_(State::kPending), nbytes_(nbytes), producer_(producer) {}
+    : device_(device),
+      state_(State::kPending),
+      nbytes_(nbytes),
+      producer_(producer),
+      address_(memory_history::next_address(nbytes)) {}
 
 void Buffer::enlist() {
   DeviceState& state = Runtime::get().state(device_);
@@ -32,6 +51,8 @@ void Buffer::enlist() {
   state.requested_total.fetch_add(size, std::memory_order_relaxed);
   state.num_allocs.fetch_add(1, std::memory_order_relaxed);
   state.live_buffers.fetch_add(1, std::memory_order_relaxed);
+  memory_history::allocated(device_, address_, nbytes_, producer_);
+  report_to_profiler(*this, size);
   const std::lock_guard<std::mutex> lock(state.live);
   next_ = state.live_head;
   if (next_ != nullptr) next_->previous_ = this;
@@ -60,6 +81,8 @@ void Buffer::donated() noexcept {
   const auto size = static_cast<int64_t>(nbytes_);
   state.allocated.fetch_sub(size, std::memory_order_relaxed);
   state.freed_total.fetch_add(size, std::memory_order_relaxed);
+  memory_history::freed(device_, address_, nbytes_, producer_);
+  report_to_profiler(*this, -size);
   nbytes_ = 0;
 }
 

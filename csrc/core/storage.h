@@ -54,6 +54,9 @@ class Buffer {
   int device() const noexcept { return device_; }
   size_t nbytes() const noexcept { return nbytes_; }
   const char* producer() const noexcept { return producer_; }
+  uint64_t address() const noexcept { return address_; }  // see memory_history.h
+  // In the device's list of buffers; under DeviceState::live.
+  const Buffer* next() const noexcept { return next_; }
   // Waits; raises the failure of the program that should have written it.
   void await() const;
   // Takes the memory out of the statistics: the program it was donated to owns it now.
@@ -74,6 +77,7 @@ class Buffer {
   size_t nbytes_;
   const char* producer_;
   std::string failure_;
+  uint64_t address_;
   Buffer* previous_ = nullptr;
   Buffer* next_ = nullptr;
 };

@@ -146,6 +146,7 @@ std::shared_ptr<pjrt::Executable> obtain_executable(const char* name, const std:
   auto start = Clock::now();
   Ticket ticket(name, text, options);
   if (ticket.found()) {
+    const activity::Timer timer(activity::Kind::kLoad, name);
     auto executable = load(client, ticket);
     const int64_t taken = nanoseconds_since(start);
     count.load_ns.fetch_add(taken, std::memory_order_relaxed);

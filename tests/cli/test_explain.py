@@ -38,7 +38,12 @@ sys.exit(7)
 def explain(*arguments: str, cwd=None, **environment: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-m", "torch_tpu", "explain", *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "TORCH_TPU_TIER2_COMPILATION_CACHE": "disabled",
+            **environment,
+        },
         cwd=cwd,
         capture_output=True,
         text=True,

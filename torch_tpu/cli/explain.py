@@ -178,6 +178,7 @@ _STYLES = {"compiles": "yellow", "compiling": "yellow", "on CPU": "red"}
 _COLUMNS = (
     "programs",
     "compiles",
+    "loads",
     "hits",
     "compiling",
     "executing",
@@ -193,8 +194,9 @@ def cells(a: LineActivity) -> list[str]:
     return [
         str(a.programs or ""),
         str(a.compiles or ""),
+        str(a.loads or ""),
         str(a.hits or ""),
-        seconds(a.lower_seconds + a.compile_seconds),
+        seconds(a.lower_seconds + a.compile_seconds + a.load_seconds),
         seconds(a.execute_seconds),
         seconds(a.wait_seconds),
         size(a.bytes_to_device),

@@ -30,9 +30,11 @@ class LineActivity:
     """What one line of Python has cost.
 
     programs         different programs it ran
-    compiles, hits   calls that compiled one, that found one in the cache
+    compiles, hits   calls that compiled one, that found one in this process
+    loads            calls that took one from the cache on disk (or beyond)
     lower_seconds    making programs' texts, in Python
     compile_seconds  compiling them, in the plug-in
+    load_seconds     loading them from the cache
     launch_seconds   handing programs over; part of it may be their execution (XLA:CPU runs small
                      ones right there)
     execute_seconds  on the device, from hand-over, or the end of the program before, to the result
@@ -47,8 +49,10 @@ class LineActivity:
     programs: int = 0
     compiles: int = 0
     hits: int = 0
+    loads: int = 0
     lower_seconds: float = 0.0
     compile_seconds: float = 0.0
+    load_seconds: float = 0.0
     launch_seconds: float = 0.0
     execute_seconds: float = 0.0
     wait_seconds: float = 0.0
@@ -66,6 +70,7 @@ class LineActivity:
         return (
             self.lower_seconds
             + self.compile_seconds
+            + self.load_seconds
             + self.execute_seconds
             + self.wait_seconds
             + self.copy_seconds
@@ -80,6 +85,9 @@ class LineActivity:
             case "compile":
                 self.compiles += count
                 self.compile_seconds += seconds
+            case "load":
+                self.loads += count
+                self.load_seconds += seconds
             case "launch":
                 self.launch_seconds += seconds
                 self.ops[name] += count

@@ -101,11 +101,11 @@ class Compile:
         where = f" at {self.line}" if self.line is not None else ""
         head = f"{self.name}{where}: "
         if self.nearest is None:
-            return head + "compiled, the first program of this name"
+            return head + "new program, the first of this name"
         of = f"program {self.nearest.number}"
         if self.nearest.line is not None and self.nearest.line != self.line:
             of += f" ({self.nearest.line})"
-        head += f"compiled program {self.number}; nearest is {of}"
+        head += f"new program {self.number}; the nearest is {of}"
         if not self.changes:
             return head + ", the same, which the cache has dropped (TORCH_TPU_MAX_PROGRAMS)"
         shown = [f"\n    {change}" for change in self.changes[:_MAX_SHOWN]]

@@ -20,6 +20,7 @@ from torch_tpu import _C
 from . import compiler as compiler
 from . import devices, memory, modes, numerics, random, streams
 from . import optimizers as optimizers
+from . import profiler as profiler
 from .devices import *  # noqa: F403
 from .devices import _exchange_device as _exchange_device
 from .devices import _is_in_bad_fork as _is_in_bad_fork

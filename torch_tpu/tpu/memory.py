@@ -8,14 +8,22 @@ the same as allocated. There is no caching allocator in between, so nothing is e
 
 from __future__ import annotations
 
-import pickle
-import warnings
 from collections import OrderedDict
 from typing import Any
 
 from torch_tpu import _C
 
-from .devices import Device, checked_index, device_count
+from .devices import Device, checked_index
+from .memory_history import _bytes, memory_by_line, memory_snapshot
+from .memory_history import (
+    _dump_snapshot as _dump_snapshot,
+)
+from .memory_history import (
+    _record_memory_history as _record_memory_history,
+)
+from .memory_history import (
+    _snapshot as _snapshot,
+)
 
 __all__ = [
     "empty_cache",
@@ -23,6 +31,7 @@ __all__ = [
     "max_memory_reserved",
     "mem_get_info",
     "memory_allocated",
+    "memory_by_line",
     "memory_reserved",
     "memory_snapshot",
     "memory_stats",
@@ -104,64 +113,6 @@ def mem_get_info(device: Device = None) -> tuple[int, int]:
 
 def empty_cache() -> None:
     """Nothing to do: freed memory goes back to the plug-in at once. For code that calls it."""
-
-
-def memory_snapshot(device: Device = None) -> list[dict[str, Any]]:
-    """Totals of every device, or of ``device`` alone; single blocks are not listed."""
-    indices = range(device_count()) if device is None else [checked_index(device)]
-    snapshot = []
-    for index in indices:
-        stats = memory_stats(index)
-        snapshot.append(
-            {
-                "device": index,
-                "address": 0,  # device memory has no addresses to tell
-                "stream": 0,
-                "segment_type": "large",
-                "total_size": stats["reserved_bytes.all.current"],
-                "allocated_size": stats["allocated_bytes.all.current"],
-                "active_size": stats["active_bytes.all.current"],
-                "requested_size": stats["requested_bytes.all.current"],
-                "blocks": [],
-            }
-        )
-    return snapshot
-
-
-def _record_memory_history(enabled: str | None = "all", *args: Any, **kwargs: Any) -> None:
-    """Accepted for callers of CUDA's function; warns that single allocations are not recorded."""
-    del args, kwargs
-    if enabled is not None:
-        warnings.warn(
-            "torch.tpu: single allocations are not recorded; a memory snapshot holds totals only",
-            stacklevel=2,
-        )
-
-
-def _snapshot(device: Device = None, **kwargs: Any) -> dict[str, Any]:
-    """Totals in the form of ``torch.cuda.memory._snapshot``; its traces are empty."""
-    del kwargs
-    return {
-        "segments": memory_snapshot(device),
-        "device_traces": [[] for _ in range(device_count())],
-        "allocator_settings": {},
-        "external_annotations": [],
-    }
-
-
-def _dump_snapshot(filename: str = "dump_snapshot.pickle", **kwargs: Any) -> None:
-    """Writes :func:`_snapshot` to a file."""
-    with open(filename, "wb") as file:
-        pickle.dump(_snapshot(**kwargs), file)
-
-
-def _bytes(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1024 or unit == "TiB":
-            break
-        size /= 1024
-    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
 
 
 def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
