@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -350,11 +351,11 @@ READ_ONLY = """
 
 def test_a_read_only_directory_is_read(directory: Path) -> None:
     afresh()
-    modes = {path: path.stat().st_mode for path in [directory, *directory.rglob("*")]}
-    for path in modes:
-        path.chmod(0o555 if path.is_dir() else 0o444)
-    for parent in directory.parents[:3]:
-        parent.chmod(parent.stat().st_mode | 0o055)  # pytest's own are private
+    # pytest's own directories are private; the child may be another user.
+    mine = [p for p in directory.parents if p.is_relative_to(tempfile.gettempdir())][:-1]
+    modes = {path: path.stat().st_mode for path in [directory, *directory.rglob("*"), *mine]}
+    for path, mode in modes.items():
+        path.chmod(mode | 0o055 if path in mine else 0o555 if path.is_dir() else 0o444)
     run = subprocess.run(
         [sys.executable, "-c", dedent(READ_ONLY)], capture_output=True, text=True, timeout=300
     )

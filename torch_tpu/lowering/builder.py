@@ -23,6 +23,7 @@ from torch_tpu.lowering.types import (
     LoweringError,
     Operand,
     Value,
+    broadcast_shapes,
     tensor_type,
 )
 
@@ -313,7 +314,7 @@ class Builder(ElementwiseMixin, RegionMixin, RandomMixin):
 
     def broadcast(self, *values: Value) -> list[Value]:
         """Broadcast all values to their common shape."""
-        shape = torch.broadcast_shapes(*(v.shape for v in values))
+        shape = broadcast_shapes(*(v.shape for v in values))
         return [self.broadcast_to(v, shape) for v in values]
 
     def unsqueeze(self, x: Value, dim: int) -> Value:

@@ -10,7 +10,14 @@ from collections.abc import Sequence
 
 import torch
 
-from torch_tpu.lowering.types import COMPLEX_OF_REAL, REAL_OF_COMPLEX, Operand, Value, tensor_type
+from torch_tpu.lowering.types import (
+    COMPLEX_OF_REAL,
+    REAL_OF_COMPLEX,
+    Operand,
+    Value,
+    broadcast_shapes,
+    tensor_type,
+)
 
 
 def _number_dtype(values: Sequence[Operand]) -> torch.dtype:
@@ -35,7 +42,7 @@ class ElementwiseMixin:
         out = [self.as_value(v, dtype) if not isinstance(v, Value) or v.weak else v for v in values]
         shapes = {v.shape for v in out}
         if len(shapes) > 1:
-            shape = torch.broadcast_shapes(*shapes)
+            shape = broadcast_shapes(*shapes)
             out = [self.broadcast_to(v, shape) for v in out]
         return out
 
@@ -190,7 +197,7 @@ class ElementwiseMixin:
         """x where the i1 ``condition`` holds, else y; all broadcast."""
         a, c = self.operands(x, y)
         condition = self.convert(condition, torch.bool)
-        shape = torch.broadcast_shapes(condition.shape, a.shape)
+        shape = broadcast_shapes(condition.shape, a.shape)
         p, a, c = (self.broadcast_to(v, shape) for v in (condition, a, c))
         text = f"stablehlo.select {p.name}, {a.name}, {c.name} : {p.type}, {a.type}"
         return self.emit(text, shape, a.dtype)

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from torch_tpu.lowering import registry
 from torch_tpu.lowering.builder import Builder
 from torch_tpu.lowering.decompose import trace_decomposition
+from torch_tpu.lowering.meta import call_on_meta
 from torch_tpu.lowering.types import LoweringError, Value, element_type, opmath_dtype
 from torch_tpu.lowering.variants import functional_variant, written_arguments
 
@@ -119,7 +120,13 @@ def infer_results(overload: Any, values: Sequence[Any]) -> Any:
     for name in ("pin_memory", "generator"):
         if name in kwargs:
             kwargs[name] = None
-    return overload(*args, **kwargs)
+    try:
+        return call_on_meta(overload, args, kwargs)
+    except NotImplementedError:
+        raise
+    except Exception:
+        # Some shape functions stumble over meta tensors only: index_add's over empty ones.
+        return overload(*args, **kwargs)
 
 
 def representative(dtype: torch.dtype) -> int | float | bool | complex:
@@ -314,11 +321,9 @@ def _common_dtype(lowering: registry.Lowering, schema: Any, values: list[Any]) -
     for o in operands:
         if o is acc:
             continue
-        acc = torch.empty(
-            torch.broadcast_shapes(acc.shape, o.shape if isinstance(o, torch.Tensor) else ()),
-            dtype=torch.result_type(acc, o),
-            device="meta",
-        )
+        # Of the shapes only the rank counts; torch.broadcast_shapes would import sympy.
+        rank = max(acc.dim(), o.dim() if isinstance(o, torch.Tensor) else 0)
+        acc = torch.empty((1,) * rank, dtype=torch.result_type(acc, o), device="meta")
     return acc.dtype if len(operands) > 1 else tensors[0].dtype
 
 

@@ -37,6 +37,24 @@ SIGNED = frozenset({torch.int8, torch.int16, torch.int32, torch.int64})
 INTEGRAL = UNSIGNED | SIGNED
 
 
+def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
+    """The shape that all of these broadcast to, as torch.broadcast_shapes, which imports sympy.
+
+    Raises RuntimeError where there is none.
+    """
+    result = [1] * max((len(shape) for shape in shapes), default=0)
+    for shape in shapes:
+        for i in range(-len(shape), 0):
+            if result[i] == 1:
+                result[i] = shape[i]
+            elif shape[i] not in (1, result[i]):
+                raise RuntimeError(
+                    f"shapes {', '.join(str(tuple(s)) for s in shapes)} do not broadcast: "
+                    f"{result[i]} and {shape[i]} at dimension {i}"
+                )
+    return tuple(result)
+
+
 class LoweringError(RuntimeError):
     """A lowering produced something else than PyTorch's shape and dtype rules ask for."""
 

@@ -18,6 +18,7 @@ from torch.autograd import forward_ad
 
 from torch_tpu.lowering import emit, registry, views
 from torch_tpu.lowering.argument_checks import ARGUMENT_CHECKS
+from torch_tpu.lowering.meta import call_on_meta, is_structured
 from torch_tpu.lowering.types import LoweringError, Value
 from torch_tpu.lowering.variants import Variant, functional_variant, written_arguments
 from torch_tpu.program import options as program_options
@@ -90,6 +91,8 @@ def compile_call(
     check_overlap(overload, args, written)
     try:
         plan = _plan(overload, args, storages, written, n_ints, n_floats)
+    except Refused as refused:
+        raise refused.error from None
     except NotImplementedError as error:
         announce_fallback(name, error)
         return None
@@ -166,6 +169,14 @@ def error_of_cpu(overload: Any, args: Sequence[Any]) -> Exception | None:
     return None
 
 
+class Refused(Exception):
+    """A NotImplementedError that PyTorch raises for the call on every device."""
+
+    def __init__(self, error: NotImplementedError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
@@ -213,19 +224,24 @@ def _run_meta(overload: Any, args: Sequence[Any]) -> tuple[Any, list[Any]]:
     has_out = any(a.is_out for a in overload._schema.arguments)
     with _quiet() if has_out else nullcontext(), torch.no_grad(), _without_tangents():
         try:
-            return overload(*positional, **keywords), metas
-        except NotImplementedError:
-            return None, metas
+            return call_on_meta(overload, positional, keywords), metas
         except Exception as error:
+            if isinstance(error, NotImplementedError):
+                if is_structured(overload):  # the rule of every device
+                    raise Refused(error) from None
+                return None, metas
             on_cpu = error_of_cpu(overload, args)
             if on_cpu is not None:
                 raise on_cpu from None
             # A rule of PyTorch's own that fails on absent tensors, or refuses what only CUDA
             # refuses: the lowering's own rule holds, where it has one.
             lowering = registry.find(overload)
-            if lowering is None or lowering.specs is None:
-                raise error
-            return None, metas
+            if lowering is not None and lowering.specs is not None:
+                return None, metas
+            if is_structured(overload):
+                # Some shape functions stumble over meta tensors only: index_add's over empty ones.
+                return overload(*positional, **keywords), metas
+            raise error
 
 
 def _plan(

@@ -23,7 +23,7 @@ from torch_tpu.lowering.ops.addressing import (
 )
 from torch_tpu.lowering.ops.data_dependent import nonzero_padded
 from torch_tpu.lowering.registry import lower
-from torch_tpu.lowering.types import Operand, Value, canonical_dim
+from torch_tpu.lowering.types import Operand, Value, broadcast_shapes, canonical_dim
 
 # -- x[i, :, j] ------------------------------------------------------------------------------
 
@@ -84,7 +84,7 @@ def _selection(
         else:
             wrapped = b.select(b.lt(index, 0), b.add(index, size), index)
             parts.append(b.convert(wrapped, index_dtype(size)))
-    shape = torch.broadcast_shapes(*(p.shape for p in parts))
+    shape = broadcast_shapes(*(p.shape for p in parts))
     parts = [b.broadcast_to(p, shape) for p in parts]
     if valid is not None:
         valid = b.broadcast_to(valid, shape)
@@ -256,7 +256,7 @@ def _expand_masks(
             dim += 1
     if not masks:
         return _selection(b, x, dims, parts, check)
-    others = torch.broadcast_shapes(*(p.shape for p in parts)) if parts else ()
+    others = broadcast_shapes(*(p.shape for p in parts)) if parts else ()
     covered = sorted(dims + [d + k for d, m in masks for k in range(m.rank)])
     length = others[-1] if others else 1
     if length == 1:
