@@ -116,8 +116,8 @@ def test_largest_batch() -> None:
             return workload.Workload(torch.sin, (x,), name="sin")
 
     best, program, failed = workload.largest_batch(make, aot.resolve("v5e-1"))
-    # Each row needs 256 MiB twice; a little of the 15.75 GiB goes to the program.
-    assert best == 31
+    # A row needs 256 MiB twice, of 15.75 GiB, but rows come in tiles of 8: 25 need what 32 do.
+    assert best == 24
     assert program is not None and program.fits and failed is not None
 
 

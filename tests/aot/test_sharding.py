@@ -100,6 +100,9 @@ def test_rules_reach_parameters_and_their_state() -> None:
     )
     assert dict(zip(found, by_function.specs, strict=True))["head.weight"] == ("fsdp",)
     assert "mhlo.num_partitions = 8" in program.text
+    assert program.notes == []
+    (note,) = write(captured, Mesh.of({"fsdp": 7})).notes
+    assert "copied to every device, since fsdp = 7 divides none" in note
 
 
 def test_a_mesh_has_to_fill_the_target() -> None:

@@ -30,6 +30,7 @@ class Program:
     inputs: list[Input]
     specs: list[SpecLike]
     bytes_of: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
 
 def write(captured: Captured, mesh: Mesh | None = None, shard: Rules | None = None) -> Program:
@@ -82,7 +83,33 @@ def write(captured: Captured, mesh: Mesh | None = None, shard: Rules | None = No
     for i, spec in zip(captured.inputs, specs, strict=True):
         shape = mesh.local_shape(spec, i.shape) if mesh is not None else i.shape
         sizes[i.role] = sizes.get(i.role, 0) + math.prod(shape) * i.dtype.itemsize
-    return Program(lowered.text, partitions, captured.inputs, specs, sizes)
+    notes = _undivided(captured.inputs, specs, mesh, shard)
+    return Program(lowered.text, partitions, captured.inputs, specs, sizes, notes)
+
+
+def _undivided(
+    inputs: list[Input], specs: list[SpecLike], mesh: Mesh | None, shard: Rules | None
+) -> list[str]:
+    """A note if parameters that nobody asked to copy have no dim that the mesh divides."""
+    size = mesh.sizes.get("fsdp", 1) if mesh is not None else 1
+    if size == 1:
+        return []
+    found = [
+        i
+        for i, spec in zip(inputs, specs, strict=True)
+        if i.role == "parameter"
+        and spec is None
+        and len(i.shape) - bool(i.layers) > 1
+        and not matching(shard, i.name, i.shape)[0]
+    ]
+    if not found:
+        return []
+    nbytes = sum(math.prod(i.shape) * i.dtype.itemsize for i in found)
+    return [
+        f"{len(found)} parameters ({nbytes / 2**30:.2f} GiB) are copied to every device, since "
+        f"fsdp = {size} divides none of their dims, first {found[0].name} {found[0].shape}; a mesh "
+        "such as {'data': …, 'fsdp': 512} divides them"
+    ]
 
 
 def _donations(captured: Captured) -> dict[int, int]:

@@ -67,6 +67,7 @@ class Failure:
     name: str
     target: Target
     error: TpuCompileError
+    notes: tuple[str, ...] = ()
 
     @property
     def needed(self) -> int:
@@ -90,6 +91,7 @@ class Failure:
             "error": {"code": self.error.code, "message": str(self.error)},
             "needed": self.needed,
             "available": self.available,
+            "notes": list(self.notes),
         }
 
 
@@ -152,7 +154,8 @@ def run(
     for job, (graph, program, grid), reply in zip(jobs, prepared, replies, strict=True):
         error = error_of(reply)
         if error is not None:
-            out.append(Failure(graph.name, job.target, error))
+            notes = (*graph.notes, *program.notes)
+            out.append(Failure(graph.name, job.target, error, notes))
         else:
             out.append(_compiled(graph, program, job.target, grid, reply))
     return out
@@ -186,7 +189,7 @@ def _compiled(
         compiler=reply.version,
         compile_seconds=reply.seconds,
         key=cache_key(program.text, target.topology, program.partitions, reply.version),
-        notes=list(captured.notes),
+        notes=[*captured.notes, *program.notes],
     )
 
 

@@ -211,6 +211,8 @@ def _show(results: Sequence[Compiled | Failure], labels: Sequence[str], top: int
     for result in results:
         if not hasattr(result, "cost"):
             console.print(_failure(result))
+            for line in result.notes:
+                console.print(f"note    {line}", markup=False)
             continue
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="bold")
@@ -221,6 +223,8 @@ def _show(results: Sequence[Compiled | Failure], labels: Sequence[str], top: int
         console.print(_expensive(result, top))
         if result.cost.collectives():
             console.print(_collectives(result, top))
+        for line in result.notes:
+            console.print(f"note    {line}", markup=False)
         for line in result.advice():
             console.print(f"advice  {line}", markup=False)
         console.print(
