@@ -34,5 +34,6 @@ def test_kinds() -> None:
     assert kinds["transpose"] == ("view",)
     assert kinds["empty_strided"][0] == "native core"
     assert kinds["nonzero"][0] == "padded program"
-    assert kinds["linear"][0] == "composite"
+    assert kinds["linear"][0] == "own lowering"
+    assert kinds["matmul"][0] == "composite"
     assert "cudnn_convolution" not in kinds
