@@ -129,11 +129,9 @@ LineId current_line() {
   const py::gil_scoped_acquire gil;
   const py::error_scope keep;  // the caller may be handling an error
   try {
-    PyFrameObject* frame = PyThreadState_GetFrame(PyThreadState_Get());
-    const bool in_python = frame != nullptr;
-    LineId line = user_line(frame);
+    LineId line = user_line(PyThreadState_GetFrame(PyThreadState_Get()));
     if (line == kNoLine) line = node_line();
-    if (line == kNoLine && !in_python) line = backward_call_line();
+    if (line == kNoLine) line = backward_call_line();
     return line;
   } catch (py::error_already_set& error) {
     error.discard_as_unraisable("torch_tpu: the line of a call");

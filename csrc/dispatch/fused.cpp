@@ -153,7 +153,7 @@ void report(const Recording& r) {
       description[py::str("call " + std::to_string(n))] = call;
     }
     py::module_::import("torch_tpu.program.recompiles")
-        .attr("report_compile")("fused calls", description);
+        .attr("report_compile")("fused calls", description, py::arg("exact") = false);
   } catch (py::error_already_set& error) {
     error.discard_as_unraisable("torch_tpu compile report");
   }

@@ -12,6 +12,9 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "core/activity.h"
+#include "core/modes.h"
+
 namespace torch_tpu {
 
 namespace {
@@ -59,8 +62,12 @@ at::Tensor linear(const at::Tensor& input, const at::Tensor& weight,
   const bool wants_gradient =
       at::GradMode::is_enabled() &&
       (input.requires_grad() || weight.requires_grad() || (has_bias && bias->requires_grad()));
-  return wants_gradient ? Linear::apply(input, weight, bias)
-                        : linear_below_autograd(input, weight, bias);
+  if (!wants_gradient) return linear_below_autograd(input, weight, bias);
+  const activity::Scope scope(eager_mode() == EagerMode::kDebug);
+  at::Tensor out = Linear::apply(input, weight, bias);
+  // The kernel runs with gradients off, after the node was made: it cannot tell whose it is.
+  remember_node(activity::scope_line());
+  return out;
 }
 
 }  // namespace

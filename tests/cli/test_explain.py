@@ -192,6 +192,15 @@ def test_ops_of_a_line_share_one_advice() -> None:
     assert "14 programs of 2 ops" in advice.text and "is 5, 6, 7, …, 11" in advice.text
 
 
+def test_the_part_with_the_most_values_is_the_cause() -> None:
+    out = []
+    for n, mask in ((2, True), (3, True), (4, False), (5, False)):
+        parts = {"argument `mask`": mask, "shape of argument 1 (self)": (n, 4)}
+        out.append(Compile("aten::op", n, SourceLine("train.py", 3, "step"), parts))
+    (advice,) = advise(out, [line(ops={"aten::op": 4})])
+    assert "because shapes change: dim 0" in advice.text
+
+
 def test_advice_on_fallbacks() -> None:
     (advice,) = advise([], [line(fallbacks=2, ops={"aten::odd on the CPU": 2})])
     assert "aten::odd ran on the CPU 2 times" in advice.text
@@ -204,3 +213,18 @@ def test_reports_are_bounded() -> None:
     assert len(recompiles._by_name["aten::op"]) == recompiles._MAX_COMPARED
     assert recompiles.reports()[-1].number == recompiles._MAX_COMPARED + 5
     recompiles.clear()
+
+
+def test_backward_of_a_linear_layer_belongs_to_its_line() -> None:
+    layer = torch.nn.Linear(4, 4).to("tpu")
+    x = torch.ones(3, 4, device="tpu", requires_grad=True)
+    with activity.record() as recording:
+        y = layer(x)
+        y.sum().backward()
+    ops = {
+        name
+        for a in recording.lines()
+        if a.line is not None and a.line.backward and a.line.text == "y = layer(x)"
+        for name in a.ops
+    }
+    assert "aten::linear_backward" in ops

@@ -199,6 +199,13 @@ def test_programs_of_graphs_are_reported_alike() -> None:
     assert "forward at" in str(report) and "(dim 0: 4 → 5)" in str(report)
 
 
+def test_a_description_that_is_not_the_whole_key() -> None:
+    for _ in range(2):
+        report = report_compile("fused calls", {"call 0": "aten::exp"}, exact=False)
+    assert report.changes == () and "TORCH_TPU_MAX_PROGRAMS" not in str(report)
+    assert "differs in layouts or in which results are wanted" in str(report)
+
+
 def test_torch_logging(caplog) -> None:
     with caplog.at_level(logging.DEBUG, logger="torch.tpu.__recompiles"):
         x(3).exp()

@@ -63,8 +63,9 @@ def _on_fallbacks(lines: Sequence[LineActivity]) -> list[Advice]:
 
 # ---- recompiles ----
 
-# The causes told apart, by the beginning of the label; in a group of compiles the first counts,
-# for others follow from it (the layout of a tensor whose shape changes).
+# The causes told apart, by the beginning of the label. In a group of compiles the part with the
+# most values counts, and of several the first here, for the others follow from it (the layout of a
+# tensor whose shape changes).
 _CAUSES = {
     "kind": "a number is passed now as one kind, now as another",
     "argument `": "a static argument takes many values",
@@ -135,6 +136,8 @@ def _on_recompiles(compiles: Sequence[Compile], lines: Sequence[LineActivity]) -
         label, values = _first_cause(group)
         found = _Group(name, len(group), label, values)
         # A forward line and its backward pass have one cause and one remedy.
+        if not label and not group[0].exact:
+            continue  # what sets them apart is not known
         place = None if line is None else (line.file, line.line)
         by_cause[place, found.cause].append(found)
         if line is not None and not (place in where and line.backward):
@@ -146,7 +149,7 @@ def _on_recompiles(compiles: Sequence[Compile], lines: Sequence[LineActivity]) -
         ops = f" of {len(groups)} ops" if len(groups) > 1 else ""
         if not cause:
             text = (
-                f"{programs} programs{ops} were compiled again, because the cache is too small. "
+                f"{programs} programs{ops} were made again, because the cache is too small. "
                 "Raise TORCH_TPU_MAX_PROGRAMS."
             )
         else:
@@ -154,7 +157,7 @@ def _on_recompiles(compiles: Sequence[Compile], lines: Sequence[LineActivity]) -
             best = min(groups, key=lambda g: (len(g.dims()) != 1, -len(g.values)))
             remedy = _REMEDIES.get(cause) or _on_shapes(best)
             text = (
-                f"{programs} programs{ops} were compiled because {_CAUSES[cause]}: "
+                f"{programs} programs{ops} were made because {_CAUSES[cause]}: "
                 f"{best.example()}. {remedy}"
             )
         out.append(Advice(where.get(place), text, programs))
@@ -183,11 +186,14 @@ def _first_cause(group: Sequence[Compile]) -> tuple[str, list[Any]]:
                 values.append(value)
         if len(values) > 1:
             varying[label] = values
-    for cause in _CAUSES:
-        for label, values in varying.items():
-            if label.startswith(cause):
-                return label, values
-    return "", []
+    order = [
+        (-len(values), rank, label)
+        for label, values in varying.items()
+        for rank, cause in enumerate(_CAUSES)
+        if label.startswith(cause)
+    ]
+    label = min(order)[2] if order else ""
+    return label, varying.get(label, [])
 
 
 def _some(values: Sequence[Any]) -> str:

@@ -84,6 +84,7 @@ class Compile:
     number     counts the programs of this name, from 1
     nearest    the earlier program of the same name with the fewest differences; None for the first
     changes    the differences; none if the nearest had the very same key and was dropped since
+    exact      whether the description is all of the key: else there may be more differences
     """
 
     name: str
@@ -92,6 +93,7 @@ class Compile:
     description: Mapping[str, Any]
     nearest: Compile | None = None
     changes: tuple[Change, ...] = ()
+    exact: bool = True
 
     @property
     def is_recompile(self) -> bool:
@@ -106,6 +108,8 @@ class Compile:
         if self.nearest.line is not None and self.nearest.line != self.line:
             of += f" ({self.nearest.line})"
         head += f"new program {self.number}; the nearest is {of}"
+        if not self.changes and not self.exact:
+            return head + ", which differs in layouts or in which results are wanted"
         if not self.changes:
             return head + ", the same, which the cache has dropped (TORCH_TPU_MAX_PROGRAMS)"
         shown = [f"\n    {change}" for change in self.changes[:_MAX_SHOWN]]
@@ -132,7 +136,11 @@ _reports: deque[Compile] = deque(maxlen=_MAX_REPORTS)
 
 
 def report_compile(
-    name: str, description: Mapping[str, Any], *, line: SourceLine | None = None
+    name: str,
+    description: Mapping[str, Any],
+    *,
+    line: SourceLine | None = None,
+    exact: bool = True,
 ) -> Compile:
     """Note that a program is about to be compiled, and print why if that is asked for.
 
@@ -141,6 +149,7 @@ def report_compile(
         description: label → value of each part of its key, see :func:`describe.describe`. Values
             are compared with ``==``.
         line: default the user's line that is running.
+        exact: whether programs of equal descriptions have equal keys.
     """
     if line is None:
         line = source_lines.current_line()
@@ -157,7 +166,7 @@ def report_compile(
         number = _numbers[name] = _numbers.get(name, 0) + 1
         # Only the direct predecessor is kept alive, not the whole chain of them.
         known = nearest and Compile(nearest.name, nearest.number, nearest.line, nearest.description)
-        compiled = Compile(name, number, line, description, known, changes)
+        compiled = Compile(name, number, line, description, known, changes, exact)
         earlier.append(compiled)
         _reports.append(compiled)
     _announce(compiled)
