@@ -7,7 +7,7 @@
 // hold finished ones, so views, aliases and clones need nothing special. Cutting the trace turns it
 // into one program whose outputs are the buffers that somebody besides the trace still holds.
 //
-// Where it is cut, and why: docs/adr/0008-fused-mode.md.
+// Where it is cut, and why: docs/adr/0009-fused-mode.md.
 
 #include <memory>
 
