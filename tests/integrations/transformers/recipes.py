@@ -193,6 +193,7 @@ CONFIG: dict[str, dict[str, Any]] = {
     },
     "grounding-dino": _sub("backbone_config", _SWIN_STAGES),
     "mm-grounding-dino": _sub("backbone_config", _SWIN_STAGES),
+    "vjepa2": {"crop_size": 32, "frames_per_clip": 4, "patch_size": 8},
     "d_fine": {"num_queries": 10},
     "deimv2": {"num_queries": 10},
     "rt_detr": _RT_DETR,
