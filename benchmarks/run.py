@@ -31,6 +31,7 @@ class Backend:
     name: str
     command: tuple[str, ...]
     environment: dict[str, str]
+    runs: int = 1  # in one directory of compiled programs; the last one counts
 
 
 @dataclass
@@ -49,22 +50,29 @@ def busy() -> str:
 
 
 def backend(name: str, options: argparse.Namespace) -> Backend:
-    """cpu, tpu (strict), tpu-strict, tpu-fused, tpu-debug or jax."""
+    """cpu, tpu (strict), tpu-strict, tpu-fused, tpu-debug or jax.
+
+    Each tpu backend starts without compiled programs on disk; with "+warm" behind its name it
+    runs twice, and the second process finds those of the first.
+    """
     if name == "jax":
         environment = {"JAX_PLATFORMS": "cpu"}
         return Backend(name, (options.jax_python, str(HERE / "jax_peer.py")), environment)
     command = [sys.executable, str(HERE / "cases.py"), "--threads", str(options.threads)]
     if options.only:
         command += ["--only", options.only]
-    device, _, mode = name.partition("-")
+    base, plus, warm = name.partition("+")
+    device, _, mode = base.partition("-")
     if device == "cpu" and not mode:
         # torch CPU is the yardstick and must not depend on whether this package loads.
         command += ["--device", "cpu"]
         return Backend(name, tuple(command), {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})
-    if device == "tpu" and mode in {"", "strict", "fused", "debug"}:
+    modes = {"", "strict", "fused", "debug"}
+    if device == "tpu" and mode in modes and plus + warm in {"", "+warm"}:
         command += ["--device", "tpu", *(["--mode", mode] if mode else [])]
-        return Backend(name, tuple(command), {})
-    raise SystemExit(f"run.py: unknown backend {name!r}; there are cpu, tpu[-strict|-fused|-debug]")
+        return Backend(name, tuple(command), {}, runs=2 if warm else 1)
+    known = "cpu, tpu[-strict|-fused|-debug][+warm]"
+    raise SystemExit(f"run.py: unknown backend {name!r}; there are {known}")
 
 
 def run(which: Backend, console: Console) -> Result:
@@ -72,13 +80,15 @@ def run(which: Backend, console: Console) -> Result:
     console.print(f"{which.name} ...", style="dim")
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
-        done = subprocess.run(
-            [*which.command, "--json", str(out)],
-            env={**os.environ, **which.environment},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        cache = {"TORCH_TPU_CACHE_DIR": str(Path(folder) / "cache")}
+        for _ in range(which.runs):
+            done = subprocess.run(
+                [*which.command, "--json", str(out)],
+                env={**os.environ, **cache, **which.environment},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
         if done.returncode == 0 and out.exists():
             return Result(**json.loads(out.read_text()))
     lines = [line for line in done.stderr.splitlines() if line.strip()]
@@ -140,7 +150,7 @@ def show(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Benchmark backends side by side.")
-    parser.add_argument("--backends", default="cpu,tpu", help="cpu,tpu,tpu-fused,tpu-debug")
+    parser.add_argument("--backends", default="cpu,tpu", help="also tpu-fused,tpu-debug,tpu+warm")
     parser.add_argument("--only", default="", help="cases, comma-separated; all by default")
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--jax-python", default="", help="a Python with jax; adds backend jax")
