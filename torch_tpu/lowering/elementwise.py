@@ -14,6 +14,7 @@ from torch_tpu.lowering.types import (
     COMPLEX_OF_REAL,
     REAL_OF_COMPLEX,
     Operand,
+    UnsupportedDtypeError,
     Value,
     broadcast_shapes,
     tensor_type,
@@ -33,6 +34,51 @@ def _number_dtype(values: Sequence[Operand]) -> torch.dtype:
     return torch.int64
 
 
+# Which dtypes an operation takes, where not all. Some compilers end the process on others.
+_REAL = frozenset({"remainder", "maximum", "minimum"})
+_BITS = frozenset({"and", "or", "xor", "not"})
+_INTEGERS = frozenset(
+    {
+        "shift_left",
+        "shift_right_arithmetic",
+        "shift_right_logical",
+        "popcnt",
+        "count_leading_zeros",
+    }
+)
+_FLOATS = frozenset({"cbrt", "floor", "ceil", "round_nearest_even"})
+_FLOATS_AND_COMPLEX = frozenset(
+    {
+        "atan2",
+        "exponential",
+        "exponential_minus_one",
+        "log",
+        "log_plus_one",
+        "sqrt",
+        "rsqrt",
+        "sine",
+        "cosine",
+        "tan",
+        "tanh",
+        "logistic",
+    }
+)
+
+
+def _check_dtype(op: str, dtype: torch.dtype) -> None:
+    inexact = dtype.is_floating_point or dtype.is_complex
+    integer = not inexact and dtype is not torch.bool
+    refused = (
+        (op in _REAL and dtype.is_complex)
+        or (op in _BITS and inexact)
+        or (op in _INTEGERS and not integer)
+        or (op in _FLOATS and not dtype.is_floating_point)
+        or (op in _FLOATS_AND_COMPLEX and not inexact)
+    )
+    if refused:
+        raise UnsupportedDtypeError(f"{op}: not defined for {dtype}")
+
+
 class ElementwiseMixin:
     """Operands may be numbers; shapes broadcast; dtypes must agree (numbers adapt)."""
 
@@ -50,10 +96,12 @@ class ElementwiseMixin:
         a, c = self.operands(x, y)
         if a.dtype is not c.dtype:
             raise TypeError(f"{op}: operand dtypes differ: {a.dtype} and {c.dtype}")
+        _check_dtype(op, a.dtype)
         return self.emit(f"stablehlo.{op} {a.name}, {c.name} : {a.type}", a.shape, a.dtype)
 
     def _unary(self, op: str, x: Operand, dtype: torch.dtype | None = None) -> Value:
         (a,) = self.operands(x)
+        _check_dtype(op, a.dtype)
         if dtype is None or dtype is a.dtype:
             return self.emit(f"stablehlo.{op} {a.name} : {a.type}", a.shape, a.dtype)
         out = tensor_type(a.shape, dtype)
@@ -64,6 +112,8 @@ class ElementwiseMixin:
         names = ", ".join(a.name for a in args)
         types = ", ".join(a.type for a in args)
         first = args[0]
+        if not first.dtype.is_floating_point:
+            raise UnsupportedDtypeError(f"{op}: not defined for {first.dtype}")
         return self.emit(
             f'"chlo.{op}"({names}) : ({types}) -> {first.type}', first.shape, first.dtype
         )

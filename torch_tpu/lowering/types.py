@@ -55,6 +55,10 @@ def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
     return tuple(result)
 
 
+class UnsupportedDtypeError(NotImplementedError):
+    """An operation that does not exist for a dtype. The CPU decides whether that is an error."""
+
+
 class LoweringError(RuntimeError):
     """A lowering produced something else than PyTorch's shape and dtype rules ask for."""
 

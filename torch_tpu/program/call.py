@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from torch_tpu.lowering import emit, registry, views
 from torch_tpu.lowering.argument_checks import ARGUMENT_CHECKS
 from torch_tpu.lowering.meta import call_on_meta, is_structured
-from torch_tpu.lowering.types import LoweringError, Value
+from torch_tpu.lowering.types import LoweringError, UnsupportedDtypeError, Value
 from torch_tpu.lowering.variants import Variant, functional_variant, written_arguments
 from torch_tpu.program import options as program_options
 from torch_tpu.program.describe import describe
@@ -94,6 +94,10 @@ def compile_call(
     except Refused as refused:
         raise refused.error from None
     except NotImplementedError as error:
+        if isinstance(error, UnsupportedDtypeError):
+            on_cpu = error_of_cpu(overload, args, refusals=True)
+            if on_cpu is not None:
+                raise on_cpu from None
         announce_fallback(name, error)
         return None
     if plan.text:
@@ -136,8 +140,10 @@ def check_overlap(overload: Any, args: Sequence[Any], written: Sequence[int]) ->
 _MAX_NUMEL_FOR_ERRORS = 1 << 24
 
 
-def error_of_cpu(overload: Any, args: Sequence[Any]) -> Exception | None:
+def error_of_cpu(overload: Any, args: Sequence[Any], *, refusals: bool = False) -> Exception | None:
     """What the CPU raises for this call; None if it takes it, or where that is not tried.
+
+    ``refusals``: a NotImplementedError of the CPU's counts too.
 
     PyTorch's meta kernels agree with the CPU on what is wrong, but those written in Python not
     always on the exception's class and words, and some have the rules of a CUDA kernel instead.
@@ -162,8 +168,8 @@ def error_of_cpu(overload: Any, args: Sequence[Any]) -> Exception | None:
     positional, keywords = emit.unbind_arguments(overload, values)
     try:
         overload(*positional, **keywords)
-    except NotImplementedError:
-        return None
+    except NotImplementedError as refusal:
+        return refusal.with_traceback(None) if refusals else None
     except Exception as on_cpu:
         return on_cpu.with_traceback(None)
     return None
