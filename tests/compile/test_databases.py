@@ -28,8 +28,13 @@ SAMPLE = (
     *("addmm", "baddbmm", "einsum", "cumsum", "logcumsumexp", "sort", "topk"),
     *("nn.functional.conv2d", "nn.functional.max_pool2d", "nn.functional.avg_pool2d"),
     *("nn.functional.layer_norm", "nn.functional.batch_norm", "nn.functional.cross_entropy"),
-    *("nn.functional.scaled_dot_product_attention", "linalg.cholesky", "fft.rfft", "tril"),
-    *("nn.functional.pad", "view_as_complex", "softmax", "nn.functional.interpolate.bilinear"),
+    *("linalg.cholesky_ex", "linalg.solve_triangular", "fft.rfft", "tril"),
+    *(
+        "nn.functional.pad.reflect",
+        "view_as_complex",
+        "softmax",
+        "nn.functional.interpolate.bilinear",
+    ),
 )
 MODULES = ("Linear", "Conv2d", "BatchNorm2d", "Embedding")
 

@@ -265,13 +265,15 @@ def test_a_remote_directory_that_everybody_may_write_to(directory, tmp_path, mon
 def test_private_names(directory: Path) -> None:
     held = torch.arange(6.0).to("tpu")
     torch.tpu._clear_cache()
-    assert torch.tpu._get_cache_stats().per_entry_stats == []
     before = torch.tpu._get_cache_stats()
+    # Compiled graphs that other tests hold stay.
+    others = {entry.name for entry in before.per_entry_stats}
+    assert not any(name.startswith("aten::") for name in others)
     for _ in range(3):
         held * 3
     torch.tpu.synchronize()
     after = torch.tpu._get_cache_stats()
-    (made,) = after.per_entry_stats
+    (made,) = (entry for entry in after.per_entry_stats if entry.name not in others)
     assert made.read_count == 3
     assert made.compilation_duration.total_seconds() > 0
     assert made.last_read.year > 2000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 
@@ -178,6 +179,7 @@ def test_an_endless_loop_is_cut_into_equal_pieces() -> None:
 
 
 def test_buffers_are_not_held_by_the_trace() -> None:
+    gc.collect()
     torch.tpu.synchronize()
     start = torch.tpu.memory_allocated()
     x = torch.ones(1 << 16, device="tpu")
@@ -186,7 +188,7 @@ def test_buffers_are_not_held_by_the_trace() -> None:
     x.sum().item()
     assert torch.tpu.memory_allocated() - start <= 2 * x.nbytes
     del x
-    assert torch.tpu.memory_allocated() == start
+    assert torch.tpu.memory_allocated() <= start
 
 
 class Lstm(nn.Module):
