@@ -56,6 +56,7 @@ def test_in_place_updates_do_not_grow_memory() -> None:
     assert x[0].item() == 11
 
 
+@pytest.mark.not_debug
 @pytest.mark.parametrize(
     "bad",
     [

@@ -11,6 +11,8 @@ import torch
 
 from torch_tpu import _C
 
+pytestmark = pytest.mark.strict_mode  # in Fused mode a buffer belongs to the line that cut
+
 KIB = 1024
 memory = torch.tpu.memory
 

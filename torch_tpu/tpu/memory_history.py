@@ -60,6 +60,7 @@ def _frames(event: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _blocks(device: int) -> list[dict[str, Any]]:
+    _C.cut_traces()  # what Fused mode has recorded gets its memory now
     return sorted(_C.memory_blocks(device), key=lambda event: event["addr"])
 
 
@@ -104,6 +105,7 @@ def memory_snapshot(device: Device = None) -> list[dict[str, Any]]:
 def _snapshot(device: Device = None, **kwargs: Any) -> dict[str, Any]:
     """Buffers and recorded events in the form of ``torch.cuda.memory._snapshot``."""
     del kwargs
+    _C.cut_traces()
     traces: list[list[dict[str, Any]]] = [[] for _ in range(device_count())]
     keep = ("action", "addr", "size", "stream", "time_us")
     for event in _C.memory_history():
