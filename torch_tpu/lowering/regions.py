@@ -10,19 +10,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from torch_tpu.lowering.types import Operand, Value, tensor_type
+from torch_tpu.lowering.types import Operand, Value, int_array, int_list, tensor_type
 
 Spec = tuple[Sequence[int], torch.dtype]
 Body = Callable[..., Value | Sequence[Value]]
-
-
-def _ints(values: Sequence[int]) -> str:
-    values = list(values)
-    return "array<i64: " + ", ".join(map(str, values)) + ">" if values else "array<i64>"
-
-
-def _list(values: Sequence[int]) -> str:
-    return "[" + ", ".join(map(str, values)) + "]"
 
 
 def lowest(dtype: torch.dtype) -> int | float | bool:
@@ -122,7 +113,7 @@ class RegionMixin:
         types = ", ".join(v.type for v in [*values, *inits])
         outs = ", ".join(tensor_type(shape, v.dtype) for v in values)
         text = (
-            f'"stablehlo.reduce"({names}) <{{dimensions = {_ints(dims)}}}> ({region}) '
+            f'"stablehlo.reduce"({names}) <{{dimensions = {int_array(dims)}}}> ({region}) '
             f": ({types}) -> ({outs})"
         )
         return self.emit_many(text, [(shape, v.dtype) for v in values])
@@ -159,8 +150,8 @@ class RegionMixin:
             region = self.nested([((), v.dtype) for v in [*values, *values]], body)
         pads = ", ".join(f"[{lo}, {hi}]" for lo, hi in padding)
         attrs = (
-            f"window_dimensions = {_ints(window)}, window_strides = {_ints(strides)}, "
-            f"base_dilations = {_ints(base)}, window_dilations = {_ints(dilation)}, "
+            f"window_dimensions = {int_array(window)}, window_strides = {int_array(strides)}, "
+            f"base_dilations = {int_array(base)}, window_dilations = {int_array(dilation)}, "
             f"padding = dense<[{pads}]> : tensor<{n}x2xi64>"
         )
         names = ", ".join(v.name for v in [*values, *inits])
@@ -186,7 +177,7 @@ class RegionMixin:
         scatter = self.nested([((), x.dtype)] * 2, lambda a, c: self.add(a, c))
         pads = ", ".join(f"[{lo}, {hi}]" for lo, hi in padding)
         attrs = (
-            f"window_dimensions = {_ints(window)}, window_strides = {_ints(strides)}, "
+            f"window_dimensions = {int_array(window)}, window_strides = {int_array(strides)}, "
             f"padding = dense<[{pads}]> : tensor<{x.rank}x2xi64>"
         )
         text = (
@@ -248,18 +239,20 @@ class RegionMixin:
         for d in range(rank):
             shape[d] = next(sizes) if d in offset_dims else next(rest)
         fields = [
-            f"offset_dims = {_list(offset_dims)}" if offset_dims else "",
-            f"collapsed_slice_dims = {_list(collapsed)}" if collapsed else "",
-            f"operand_batching_dims = {_list(operand_batching)}" if operand_batching else "",
-            f"start_indices_batching_dims = {_list(indices_batching)}" if indices_batching else "",
-            f"start_index_map = {_list(start_index_map)}" if start_index_map else "",
+            f"offset_dims = {int_list(offset_dims)}" if offset_dims else "",
+            f"collapsed_slice_dims = {int_list(collapsed)}" if collapsed else "",
+            f"operand_batching_dims = {int_list(operand_batching)}" if operand_batching else "",
+            f"start_indices_batching_dims = {int_list(indices_batching)}"
+            if indices_batching
+            else "",
+            f"start_index_map = {int_list(start_index_map)}" if start_index_map else "",
             f"index_vector_dim = {index_vector_dim}",
         ]
         numbers = ", ".join(f for f in fields if f)
         out = tensor_type(shape, x.dtype)
         text = (
             f'"stablehlo.gather"({x.name}, {indices.name}) <{{dimension_numbers = '
-            f"#stablehlo.gather<{numbers}>, slice_sizes = {_ints(slice_sizes)}, "
+            f"#stablehlo.gather<{numbers}>, slice_sizes = {int_array(slice_sizes)}, "
             f"indices_are_sorted = {'true' if sorted_indices else 'false'}}}> "
             f": ({x.type}, {indices.type}) -> {out}"
         )
@@ -293,13 +286,13 @@ class RegionMixin:
         else:
             region = self.nested([((), x.dtype)] * 2, body)
         fields = [
-            f"update_window_dims = {_list(update_window_dims)}" if update_window_dims else "",
-            f"inserted_window_dims = {_list(inserted)}" if inserted else "",
-            f"input_batching_dims = {_list(operand_batching)}" if operand_batching else "",
-            f"scatter_indices_batching_dims = {_list(indices_batching)}"
+            f"update_window_dims = {int_list(update_window_dims)}" if update_window_dims else "",
+            f"inserted_window_dims = {int_list(inserted)}" if inserted else "",
+            f"input_batching_dims = {int_list(operand_batching)}" if operand_batching else "",
+            f"scatter_indices_batching_dims = {int_list(indices_batching)}"
             if indices_batching
             else "",
-            f"scatter_dims_to_operand_dims = {_list(scatter_dims)}" if scatter_dims else "",
+            f"scatter_dims_to_operand_dims = {int_list(scatter_dims)}" if scatter_dims else "",
             f"index_vector_dim = {index_vector_dim}",
         ]
         numbers = ", ".join(f for f in fields if f)

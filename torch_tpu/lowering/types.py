@@ -37,6 +37,16 @@ SIGNED = frozenset({torch.int8, torch.int16, torch.int32, torch.int64})
 INTEGRAL = UNSIGNED | SIGNED
 
 
+def int_list(values: Sequence[int]) -> str:
+    """Integers as MLIR writes them in a list: ``[1, 2]``."""
+    return "[" + ", ".join(map(str, values)) + "]"
+
+
+def int_array(values: Sequence[int]) -> str:
+    """Integers as an MLIR array attribute: ``array<i64: 1, 2>``."""
+    return "array<i64: " + ", ".join(map(str, values)) + ">" if values else "array<i64>"
+
+
 def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
     """The shape that all of these broadcast to, as torch.broadcast_shapes, which imports sympy.
 
