@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from torch_tpu import _C
 from torch_tpu.aot import layers
+from torch_tpu.aot.folding import fold
 from torch_tpu.aot.layers import Bodies
 from torch_tpu.aot.tracing import (
     DEVICE,
@@ -287,7 +288,7 @@ class _Capture:
                 if self.module is not None:
                     self.module.train(training)
             flops = graph_flops(graph, lambda body: self.bodies.bodies[body].flops)
-            loops = layers.fold(graph, self.bodies)
+            loops = fold(graph, self.bodies)
         return Captured(
             graph=graph,
             fakes=self.fakes,
