@@ -28,6 +28,7 @@ def tiles(annotation: str, shape: tuple[int, ...], devices: int) -> list[tuple[s
     )
     assert match, annotation
     counts, sizes = ([int(x) for x in match[i].split(",")] for i in (1, 2))
+    assert match[3] or len(sizes) == 1  # XLA's parser takes nothing else
     grid = np.arange(devices).reshape(sizes)
     if match[3]:
         grid = grid.transpose([int(x) for x in match[3].split(",")])

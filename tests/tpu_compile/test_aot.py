@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from torch_tpu import aot, plugin
+from torch_tpu import _C, aot, plugin
+from torch_tpu.aot.sharding import Mesh, SpecLike
 
 needs_libtpu = pytest.mark.skipif(
     plugin.libtpu_path() is None,
@@ -77,6 +78,28 @@ def test_errors(text: str, target: str, code: str, words: str) -> None:
     with pytest.raises(aot.TpuCompileError, match=words) as caught:
         aot.compile_stablehlo(text, target)
     assert caught.value.code == code
+
+
+@needs_libtpu
+@pytest.mark.tpu_compile
+@pytest.mark.parametrize("axes", [{"data": 2, "fsdp": 2}, {"fsdp": 2, "data": 2}])
+@pytest.mark.parametrize("dims", [("data", "fsdp"), (("data", "fsdp"),), (None, "data")])
+def test_the_compiler_reads_each_annotation(axes: dict[str, int], dims: SpecLike) -> None:
+    """It drops what it cannot read, and each device would then hold the whole."""
+    mesh = Mesh.of(axes)
+    mark = f'mhlo.sharding = "{mesh.annotation(dims, (512, 512))}"'
+    text = (
+        f"module attributes {{mhlo.num_partitions = {mesh.size} : i32}} {{ func.func @main("
+        f"%a: tensor<512x512xf32> {{{mark}}}) -> (tensor<512x512xf32> {{{mark}}}) {{\n"
+        f"%0 = stablehlo.custom_call @Sharding(%a) {{{mark}}} : (tensor<512x512xf32>) -> "
+        "tensor<512x512xf32>\n%1 = stablehlo.add %0, %0 : tensor<512x512xf32>\n"
+        "return %1 : tensor<512x512xf32> } }"
+    )
+    topology = aot.topology("v6e:2x2")
+    options = _C.compile_options({}, [d["id"] for d in topology.devices])
+    stats = topology.compile(text, options).memory_stats()
+    rows, columns = mesh.local_shape(dims, (512, 512))
+    assert stats["argument"] == stats["output"] == 4 * rows * columns < 4 * 512 * 512
 
 
 def test_without_libtpu(monkeypatch: pytest.MonkeyPatch) -> None:

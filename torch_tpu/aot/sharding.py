@@ -85,13 +85,15 @@ class Mesh:
         copies = math.prod(self.sizes[a] for a in rest)
         tiles += [copies] if copies > 1 else []
         devices = ",".join(map(str, tiles))
-        sizes = ",".join(str(n) for _, n in self.axes)
         permutation = [order.index(a) for a in used + rest]
-        turn = ""
-        if permutation != sorted(permutation):
-            turn = "T(" + ",".join(map(str, permutation)) + ")"
+        if permutation == sorted(permutation):
+            # XLA reads several sizes with a transposition only, and drops what it cannot read.
+            iota = f"[{self.size}]"
+        else:
+            sizes = ",".join(str(n) for _, n in self.axes)
+            iota = f"[{sizes}]T({','.join(map(str, permutation))})"
         last = " last_tile_dim_replicate" if copies > 1 else ""
-        return f"{{devices=[{devices}]<=[{sizes}]{turn}{last}}}"
+        return f"{{devices=[{devices}]<={iota}{last}}}"
 
     def local_shape(self, spec: SpecLike, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of one device's part, padded up."""

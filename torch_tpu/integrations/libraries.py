@@ -48,6 +48,9 @@ LIBRARIES = (
     ),
     Library("safetensors", "0.8", "0.9"),
     Library("peft", "0.21", "0.22", "bitsandbytes' 4- and 8-bit base models are not tested"),
+    Library("trl", "1.16", "1.17", "samples (GRPO) are the device's own, not the CPU's"),
+    Library("datasets", "5.2", "5.3"),
+    Library("kernels", "0.17", "0.18", "the Hub's kernels for TPUs were never loaded here"),
     Library("diffusers", "0.42", "0.43"),
     Library(
         "lightning",

@@ -125,3 +125,25 @@ def test_comparison_sees_a_wrong_element() -> None:
     assert compare.differences(want, ([torch.full((4,), float("nan"))], {"w": torch.ones(3)}))
     assert compare.differences(want, ([torch.ones(4)], {"w": torch.tensor([1.0, 1.0, 1.03])}))
     assert compare.differences(want, ([torch.ones(4)], {}))
+
+
+def test_a_gradient_with_no_digits_is_told_from_a_wrong_one() -> None:
+    """A ReLU on its kink has two gradients and either is right; another has one."""
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kink = torch.nn.Parameter(torch.tensor([-1.0]))
+            self.smooth = torch.nn.Parameter(torch.tensor([1.0]))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(x + torch.cat([self.kink, self.smooth]))
+
+    made = tiny.Tiny(Model(), {"x": torch.ones(2)})
+    outputs, gradients = want = compare.run(made.model, made.inputs, "cpu")
+    assert gradients["kink"] == 0
+    for name, explained in (("kink", True), ("smooth", False)):
+        got = (outputs, {**gradients, name: gradients[name] + 0.5})
+        found = compare.differences(want, got)
+        assert found
+        assert (compare._no_digits(made, want, got, found) == []) == explained
