@@ -25,3 +25,11 @@ TRANSFORM_FAILURES: dict[tuple[str, str], str] = {
         "PyTorch's formula takes logarithms of differences: off by 1e-3 on the CPU too"
     ),
 }
+
+# op → reason, for dtypes that the CPU refuses
+REFUSAL_EXCEPTIONS: dict[str, str] = {
+    "nn.functional.scaled_dot_product_attention": "composed of matmuls that take integers",
+    "nn.functional.multi_head_attention_forward": "its softmax refuses integers, not its attention",
+    "pca_lowrank": "the CPU's QR makes a float32 basis of a bfloat16 matrix first",
+    "svd_lowrank": "the CPU's QR makes a float32 basis of a bfloat16 matrix first",
+}

@@ -12,8 +12,10 @@ from typing import Any
 import torch
 
 from torch_tpu import _C
+from torch_tpu.lowering.emit import bind
 from torch_tpu.lowering.ops import data_dependent, embedding, matrix_functions, segments
-from torch_tpu.lowering.registry import lower
+from torch_tpu.lowering.registry import lower, resolve
+from torch_tpu.program.cpu_errors import check_dtypes
 
 _library = torch.library.Library("torch_tpu", "FRAGMENT")
 _aten = torch.library.Library("aten", "IMPL")
@@ -305,11 +307,22 @@ def _out_form(fn: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     return run
 
 
+def refusing(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
+    """``fn``, an implementation of ``aten::name``, after the CPU's checks of dtypes."""
+    (overload,) = resolve(f"aten.{name}" if "." in name else f"aten.{name}.default")
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        check_dtypes(overload, bind(overload, args, kwargs))
+        return fn(*args, **kwargs)
+
+    return run
+
+
 def register() -> None:
     """Register the padded programs' kernels and the ATen ops composed from them."""
     for name in _defined:
         _C.register_kernel(f"torch_tpu::{name}", [])
     for name, fn in _IMPLEMENTATIONS.items():
-        _aten.impl(name, fn, "PrivateUse1")
+        _aten.impl(name, refusing(name, fn), "PrivateUse1")
     for name, base in _OUT.items():
         _aten.impl(name, _out_form(_IMPLEMENTATIONS[base]), "PrivateUse1")

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_tpu.eager.host_ops import refusing
+
 _aten = torch.library.Library("aten", "IMPL")
 _own = torch.ops.torch_tpu
 
@@ -221,7 +223,7 @@ NAMES = frozenset(_IMPLEMENTATIONS)
 
 def register() -> None:
     for name, fn in _IMPLEMENTATIONS.items():
-        _aten.impl(name, fn, "PrivateUse1")
+        _aten.impl(name, refusing(name, fn), "PrivateUse1")
     for name, fn in _COMPOSITE.items():
         _aten.impl(name, fn, "AutogradPrivateUse1")
         _aten.impl(name, fn, "PrivateUse1")

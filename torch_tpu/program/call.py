@@ -6,7 +6,6 @@ StableHLO text, which storages and operand packs it takes, and what becomes of e
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -22,6 +21,7 @@ from torch_tpu.lowering.meta import call_on_meta, is_structured
 from torch_tpu.lowering.types import LoweringError, UnsupportedDtypeError, Value
 from torch_tpu.lowering.variants import Variant, functional_variant, written_arguments
 from torch_tpu.program import options as program_options
+from torch_tpu.program.cpu_errors import check_dtypes, error_of_cpu, map_arguments
 from torch_tpu.program.describe import describe
 from torch_tpu.program.emitter import CallEmitter, finish, new_output
 from torch_tpu.program.fallback import announce_fallback
@@ -35,15 +35,6 @@ def find_overload(name: str) -> Any:
     namespace, rest = name.split("::")
     op, _, overload = rest.partition(".")
     return getattr(getattr(getattr(torch.ops, namespace), op), overload or "default")
-
-
-def map_arguments(value: Any, fn: Any) -> Any:
-    """Apply ``fn`` to the tensor and number descriptions in an argument."""
-    if isinstance(value, (TensorArg, ScalarArg)):
-        return fn(value)
-    if isinstance(value, (list, tuple)):
-        return [map_arguments(v, fn) for v in value]
-    return value
 
 
 def number_slots(args: Any, ints: int, floats: int) -> tuple[Any, int, int]:
@@ -87,6 +78,7 @@ def compile_call(
     overload = find_overload(name)
     args, _, _ = number_slots(args, 0, 0)
     check_call(name, args)
+    check_dtypes(overload, args)
     written = written_arguments(overload)
     check_overlap(overload, args, written)
     try:
@@ -95,7 +87,7 @@ def compile_call(
         raise refused.error from None
     except NotImplementedError as error:
         if isinstance(error, UnsupportedDtypeError):
-            on_cpu = error_of_cpu(overload, args, refusals=True)
+            on_cpu = error_of_cpu(overload, args, unimplemented=True)
             if on_cpu is not None:
                 raise on_cpu from None
         announce_fallback(name, error)
@@ -134,45 +126,6 @@ def check_overlap(overload: Any, args: Sequence[Any], written: Sequence[int]) ->
                     "to a single memory location. Please clone() the tensor before performing the "
                     "operation."
                 )
-
-
-# Larger calls are not repeated on the CPU for the sake of an error message.
-_MAX_NUMEL_FOR_ERRORS = 1 << 24
-
-
-def error_of_cpu(overload: Any, args: Sequence[Any], *, refusals: bool = False) -> Exception | None:
-    """What the CPU raises for this call; None if it takes it, or where that is not tried.
-
-    ``refusals``: a NotImplementedError of the CPU's counts too.
-
-    PyTorch's meta kernels agree with the CPU on what is wrong, but those written in Python not
-    always on the exception's class and words, and some have the rules of a CUDA kernel instead.
-    """
-    leaves: list[TensorArg] = []
-    for arg in args:
-        map_arguments(arg, lambda a: leaves.append(a) if isinstance(a, TensorArg) else None)
-    if sum(math.prod(t.sizes) for t in leaves) > _MAX_NUMEL_FOR_ERRORS:
-        return None
-
-    def to_cpu(arg: TensorArg | ScalarArg) -> Any:
-        if isinstance(arg, ScalarArg):
-            return arg.value
-        if arg.wrapped:
-            return emit.wrapped_number(arg.dtype)
-        return torch.empty_strided(arg.sizes, arg.strides, dtype=arg.dtype).zero_()
-
-    values = [map_arguments(a, to_cpu) for a in args]
-    for i, argument in enumerate(overload._schema.arguments):
-        if argument.name == "device" and values[i] is not None:
-            values[i] = torch.device("cpu")
-    positional, keywords = emit.unbind_arguments(overload, values)
-    try:
-        overload(*positional, **keywords)
-    except NotImplementedError as refusal:
-        return refusal.with_traceback(None) if refusals else None
-    except Exception as on_cpu:
-        return on_cpu.with_traceback(None)
-    return None
 
 
 class Refused(Exception):

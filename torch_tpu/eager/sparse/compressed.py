@@ -123,6 +123,9 @@ def addmv_out(
     return _store(out, product if beta == 0 else torch.add(product, self, alpha=beta))
 
 
+_SAMPLED_DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
+
+
 def sampled_addmm(
     self: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1
 ) -> Tensor:
@@ -130,6 +133,11 @@ def sampled_addmm(
     if self.layout is not torch.sparse_csr:
         raise RuntimeError(
             f"sampled_addmm: Expected self to have layout sparse_csr; got {self.layout}"
+        )
+    if self.dtype not in _SAMPLED_DTYPES:
+        raise RuntimeError(
+            "sparse_sampled_addmm: Expected self to be a floating-point or complex tensor, but got "
+            f"{self.dtype}"
         )
     if mat1.shape[-1] != mat2.shape[-2] or self.shape[-2:] != (mat1.shape[-2], mat2.shape[-1]):
         raise RuntimeError(
@@ -200,6 +208,8 @@ def mm_reduce(self: Tensor, other: Tensor, reduce: str) -> tuple[Tensor, Tensor]
 
     The second result names the entry that won amax or amin, -1 where a row has none.
     """
+    if not self.is_floating_point():
+        raise NotImplementedError(f"sparse_mm_reduce: not implemented for {self.dtype}")
     rows, columns = csr_to_coo(self.crow_indices(), self.col_indices())
     terms = patterns.scale_rows(self.values(), other[columns])
     count, width, nnz = self.shape[0], other.shape[1], rows.shape[0]
