@@ -39,6 +39,7 @@ def register() -> None:
     tpu.modes.read_environment()
     after_import("torch._dynamo.device_interface", lambda _: _install_interface())
     after_import("torch._dynamo.backends.registry", lambda _: _install_compiler())
+    after_import("torch._subclasses.fake_impls", lambda _: _install_fake_rules())
     after_import("torch.nn.attention.flex_attention", _admit_to_flex_attention)
     _registered = True
 
@@ -64,6 +65,12 @@ def _install_interface() -> None:
     from torch_tpu.dynamo import device_interface
 
     device_interface.install()
+
+
+def _install_fake_rules() -> None:
+    from torch_tpu.dynamo import fake_rules
+
+    fake_rules.install()
 
 
 def _admit_to_flex_attention(module: ModuleType) -> None:

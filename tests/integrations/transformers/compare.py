@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+from torch._dynamo.utils import counters
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -39,6 +40,8 @@ class Result:
     outputs: int = 0
     gradients: int = 0
     compiles: int = 0
+    graphs: int = 0  # of Dynamo, and where it had to leave one
+    breaks: int = 0
     fallbacks: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -199,6 +202,9 @@ def check(model_type: str, compiled: bool = False) -> Result:
     drew = not torch.equal(
         torch.random.get_rng_state(), torch.Generator().manual_seed(0).get_state()
     )
+    if compiled:  # its limit of recompiles counts for this type alone
+        torch._dynamo.reset()
+        counters.clear()
     before, announced = torch.tpu.stats(), set(fallback._announced)
     started = time.perf_counter()
     try:
@@ -209,6 +215,11 @@ def check(model_type: str, compiled: bool = False) -> Result:
             found = _no_digits(made, expected, actual, found)
         if found:
             result.status, result.detail = "wrong", "; ".join(found[:3])
+        if compiled:
+            result.graphs = counters["stats"]["unique_graphs"]
+            result.breaks = sum(counters["graph_break"].values())
+            if not result.graphs:
+                result.status, result.detail = "error", "nothing was compiled"
     except Exception as error:
         result.status, result.detail = "error", f"{type(error).__name__}: {str(error)[:300]}"
         trace = error.__traceback__

@@ -124,6 +124,7 @@ def test_encoder_and_decoder(model_type: str, options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     config = recipes.configure(model_type, tiny.shrink(CONFIG_MAPPING[model_type]()))
     model = AutoModelForSeq2SeqLM.from_config(config).eval()
+    model.generation_config.decoder_start_token_id = 0
     ids = prompt(500)
     want = model.generate(ids, **GREEDY, **options)
     model = copy.deepcopy(model).to("tpu")

@@ -103,7 +103,8 @@ def log_add_exp(b: OpBuilder, x: Value, y: Value) -> Value:
     return b.select(gone, top, b.add(top, b.log1p(b.exp(gap))))
 
 
-@lower("aten.logcumsumexp", "aten._logcumsumexp", promote="result")
+@lower("aten._logcumsumexp", specs=lambda x, *_: [(x.shape, x.dtype)])
+@lower("aten.logcumsumexp", promote="result")
 def logcumsumexp(b: OpBuilder, x: Value, dim: int) -> Value:
     if x.rank == 0:
         return x

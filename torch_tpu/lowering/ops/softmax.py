@@ -94,7 +94,9 @@ def masked_softmax(
     return b.convert(softmax_value(b, wide, dim), x.dtype)
 
 
-@lower("aten._masked_softmax_backward", lift_0d=True)
+@lower(
+    "aten._masked_softmax_backward", lift_0d=True, specs=lambda grad, *_: [(grad.shape, grad.dtype)]
+)
 def masked_softmax_backward(
     b: OpBuilder, grad: Value, output: Value, mask: Value, dim: int | None = None
 ) -> Value:
