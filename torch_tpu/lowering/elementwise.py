@@ -347,6 +347,17 @@ class ElementwiseMixin:
     def round_even(self, x: Operand) -> Value:
         return self._unary("round_nearest_even", x)
 
+    def reduce_precision(self, x: Value, dtype: torch.dtype) -> Value:
+        """x with the range and digits of a narrower float dtype, in its own dtype.
+
+        Not a conversion there and back, which XLA may leave out.
+        """
+        if dtype is x.dtype:
+            return x
+        form = {torch.bfloat16: "e8m7", torch.float16: "e5m10", torch.float32: "e8m23"}[dtype]
+        text = f"stablehlo.reduce_precision {x.name}, format = {form} : {x.type}"
+        return self.emit(text, x.shape, x.dtype)
+
     def trunc(self, x: Value) -> Value:
         """Round towards zero (the sign of zero is kept)."""
         return self.select(self.lt(x, 0), self.ceil(x), self.floor(x))

@@ -178,6 +178,24 @@ _RULES: dict[Any, _Rule] = {
 }
 
 
+# In evaluation PyTorch's CPU kernels keep no statistics; graphs are traced with those of other
+# devices. Overload → position of the argument that says whether this is training, if one does.
+_KEEPS_STATISTICS_IF = {
+    aten.native_batch_norm.default: 5,
+    aten._native_batch_norm_legit.default: 5,
+    aten._native_batch_norm_legit_no_training.default: None,
+    aten._batch_norm_no_update.default: None,
+}
+
+
+def empty_on_cpu(overload: Any, args: Sequence[Any]) -> tuple[int, ...]:
+    """Positions of results that are empty when the CPU runs this call."""
+    if overload not in _KEEPS_STATISTICS_IF:
+        return ()
+    position = _KEEPS_STATISTICS_IF[overload]
+    return () if position is not None and args[position] else (1, 2)
+
+
 def call_on_meta(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """The results of an OpOverload on meta tensors, as meta tensors.
 

@@ -56,10 +56,7 @@ def _parts(b: Builder, x: Value, count: int) -> list[Value]:
     out: list[Value] = []
     rest = x
     for n in range(count):
-        # Not a conversion to bfloat16 and back, which XLA may leave out.
-        part = b.emit(
-            f"stablehlo.reduce_precision {rest.name}, format = e8m7 : {rest.type}", x.shape, x.dtype
-        )
+        part = b.reduce_precision(rest, torch.bfloat16)
         out.append(part)
         if n + 1 < count:
             finite = _is_finite(b, part)

@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 
 from torch_tpu.lowering import emit, registry, views
 from torch_tpu.lowering.argument_checks import ARGUMENT_CHECKS
-from torch_tpu.lowering.meta import call_on_meta, is_structured
+from torch_tpu.lowering.meta import call_on_meta, empty_on_cpu, is_structured
 from torch_tpu.lowering.types import LoweringError, UnsupportedDtypeError, Value
 from torch_tpu.lowering.variants import Variant, functional_variant, written_arguments
 from torch_tpu.program import options as program_options
@@ -257,6 +257,9 @@ def _plan(
         fresh = [None] * (len(outs) - len(targets) - len(mutated))
     else:
         fresh = list(_new_results(schema, results))
+    for i in empty_on_cpu(overload, args):
+        outs[i] = b.constant(0, outs[0].dtype, (0,))
+        fresh[i] = torch.empty(0, dtype=outs[0].dtype, device="meta")
     for value, meta in zip(outs, fresh, strict=False):
         finished.append(new_output(b, value, meta))
     unchanged = {id(t): v for t, v in zip(targets, _flatten(written_values), strict=True)}

@@ -106,9 +106,9 @@ def divide_floor(b: OpBuilder, x: Operand, y: Operand) -> Value:
 
 
 def divide_trunc(b: OpBuilder, x: Operand, y: Operand) -> Value:
-    """Division rounded towards zero."""
+    """Division rounded towards zero; PyTorch rounds the quotient to the result's dtype first."""
     quotient = b.div(x, y)
-    return b.trunc(quotient) if quotient.is_float else quotient
+    return b.trunc(b.reduce_precision(quotient, b.out_dtype)) if quotient.is_float else quotient
 
 
 @pointwise("aten.div.Tensor", "aten.div.Scalar")
