@@ -40,6 +40,7 @@ def register() -> None:
     after_import("torch._dynamo.device_interface", lambda _: _install_interface())
     after_import("torch._dynamo.backends.registry", lambda _: _install_compiler())
     after_import("torch._subclasses.fake_impls", lambda _: _install_fake_rules())
+    after_import("torch._dynamo.trace_rules", _install_trace_rules)
     after_import("torch.nn.attention.flex_attention", _admit_to_flex_attention)
     _registered = True
 
@@ -88,3 +89,9 @@ def _install_compiler() -> None:
     from torch_tpu.dynamo import backend
 
     backend.install()
+
+
+def _install_trace_rules(rules: ModuleType) -> None:
+    from torch_tpu.dynamo import trace_rules
+
+    trace_rules.install(rules)

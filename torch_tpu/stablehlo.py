@@ -97,7 +97,7 @@ def export(
     given = {i: tensors[sources[n.name]] for i, n in enumerate(placeholders) if n.name in sources}
     embedded = given if weights == "embedded" else {}
     # A program that leaves this process has nowhere to report an index out of range.
-    with options.for_target(target or options.target()), options.without_index_checks():
+    with options.for_target(target or options.target()), options.without_checks():
         program = lower_graph(graph, values, keep_unused=True, embedded=embedded)
     inputs: list[Input] = []
     used: dict[str, torch.Tensor] = {}

@@ -151,18 +151,22 @@ void Runtime::synchronize(int index) {
 
 namespace {
 
-// The op whose index was out of range, or null.
-const char* offender(const DeviceState::PendingCheck& check) {
-  std::vector<char> flags(check.ops.size());
+struct FailedCheck {
+  ChecksRef checks;  // null if there is none
+  int64_t code = 0;
+};
+
+FailedCheck failed(const DeviceState::PendingCheck& check) {
+  std::vector<int64_t> codes(check.programs.size());
   try {
-    check.flags->pjrt().to_host(flags.data(), flags.size());
+    check.codes->pjrt().to_host(codes.data(), codes.size() * sizeof(int64_t));
   } catch (const pjrt::Error&) {
-    return nullptr;  // the program failed: its results carry that error
+    return {};  // the program failed: its results carry that error
   }
-  for (size_t i = 0; i < flags.size(); ++i) {
-    if (flags[i] != 0) return check.ops[i];
+  for (size_t i = 0; i < codes.size(); ++i) {
+    if (codes[i] != 0) return {check.programs[i], codes[i]};
   }
-  return nullptr;
+  return {};
 }
 
 }  // namespace
@@ -174,7 +178,7 @@ void Runtime::compact_checks(int index) {
     const std::lock_guard<std::mutex> lock(s.live);
     checks.swap(s.checks);
   }
-  std::erase_if(checks, [](const auto& check) { return offender(check) == nullptr; });
+  std::erase_if(checks, [](const auto& check) { return failed(check).checks == nullptr; });
   const std::lock_guard<std::mutex> lock(s.live);
   s.checks.insert(s.checks.begin(), checks.begin(), checks.end());
 }
@@ -186,11 +190,12 @@ void Runtime::raise_pending_checks(int index) {
     const std::lock_guard<std::mutex> lock(s.live);
     checks.swap(s.checks);
   }
-  const char* bad = nullptr;
+  FailedCheck first;
   for (const auto& check : checks) {
-    if (const char* op = offender(check); op != nullptr && bad == nullptr) bad = op;
+    FailedCheck found = failed(check);
+    if (first.checks == nullptr) first = std::move(found);
   }
-  TORCH_CHECK_INDEX(bad == nullptr, bad, ": index out of range");
+  if (first.checks != nullptr) raise_check(*first.checks, first.code);
 }
 
 void LaunchLock::wait() {

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "core/checks.h"
 #include "pjrt/pjrt.h"
 
 namespace torch_tpu {
@@ -38,8 +39,8 @@ struct DeviceState {
   Buffer* live_head = nullptr;
 
   struct PendingCheck {
-    std::shared_ptr<Buffer> flags;  // i1 each: an index was out of range
-    std::vector<const char*> ops;   // whose
+    std::shared_ptr<Buffer> codes;    // one i64 each
+    std::vector<ChecksRef> programs;  // whose
   };
   std::vector<PendingCheck> checks;
 
@@ -81,11 +82,11 @@ class Runtime {
   DeviceState& state(int index);
 
   // Waits until everything enqueued so far on the device has finished and raises the first failure:
-  // IndexError for an index out of range, RuntimeError for a failed program.
+  // what a check says (core/checks.h), RuntimeError for a failed program.
   void synchronize(int index);
-  // The same for the indices only, without waiting for values nobody asked for.
+  // The same for the checks only, without waiting for values nobody asked for.
   void raise_pending_checks(int index);
-  // Drops flags that turned out false, so that a loop without synchronisation does not collect
+  // Drops checks that turned out well, so that a loop without synchronisation does not collect
   // them.
   void compact_checks(int index);
   // Ready events of all work in flight on the device, for stream and event objects.

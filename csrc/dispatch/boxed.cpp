@@ -121,7 +121,7 @@ void execute(const Program& program, Call& call, c10::SmallVectorImpl<BufferRef>
       kept.push_back(output.donates);
     }
   }
-  const size_t count = program.outputs.size() + (program.check_output >= 0 ? 1 : 0);
+  const size_t count = program.outputs.size() + (program.checks != nullptr ? 1 : 0);
   c10::SmallVector<PJRT_Buffer*, kMaxInline> outs(count, nullptr);
   counters().executions.fetch_add(1, std::memory_order_relaxed);
   const int64_t start = activity::spans_wanted() ? activity::now() : 0;
@@ -161,11 +161,11 @@ void execute(const Program& program, Call& call, c10::SmallVectorImpl<BufferRef>
       results.push_back(std::move(buffer));
     }
   }
-  if (program.check_output >= 0) {
-    auto flag =
-        std::make_shared<Buffer>(pjrt::Buffer(api, outs[count - 1]), call.device, 1, program.name);
+  if (program.checks != nullptr) {
+    auto code = std::make_shared<Buffer>(pjrt::Buffer(api, outs[count - 1]), call.device,
+                                         sizeof(int64_t), program.name);
     const std::lock_guard<std::mutex> live(state.live);
-    state.checks.push_back({std::move(flag), {program.name}});
+    state.checks.push_back({std::move(code), {program.checks}});
   }
 }
 
@@ -177,7 +177,7 @@ void execute_program(const Program& program, Call& call, c10::SmallVectorImpl<Bu
     return;
   }
   execute(program, call, results);
-  if (C10_UNLIKELY(program.check_output >= 0)) bound_checks(call.device);
+  if (C10_UNLIKELY(program.checks != nullptr)) bound_checks(call.device);
 }
 
 namespace {
@@ -223,7 +223,7 @@ void finish(const Program& program, Call& call, c10::SmallVectorImpl<BufferRef>&
       if (output.target < 0) continue;
       call.tensors[static_cast<size_t>(output.target)].storage->buffer->await();
     }
-    if (program.check_output >= 0) Runtime::get().raise_pending_checks(call.device);
+    if (program.checks != nullptr) Runtime::get().raise_pending_checks(call.device);
   }
   stack->erase(stack->end() - static_cast<std::ptrdiff_t>(num_args), stack->end());
   for (c10::IValue& value : returned) stack->push_back(std::move(value));

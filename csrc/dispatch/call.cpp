@@ -125,6 +125,14 @@ void Call::add_tensor(const OpState& op, const at::Tensor& given, size_t arg) {
           c10::Device(c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(device)))));
       tensor = held.back().get();
       impl = tensor->unsafeGetTensorImpl();
+    } else if (impl->device_type() == c10::DeviceType::Meta && impl->is_python_dispatch() &&
+               c10::string_view(op.name).find("_like") != c10::string_view::npos) {
+      // FakeTensor runs ops without a shape function on zeros that it makes "like" itself.
+      held.push_back(std::make_unique<at::Tensor>(at::empty_strided(
+          tensor->sizes(), tensor->strides(),
+          at::TensorOptions().dtype(tensor->dtype()).device(c10::DeviceType::PrivateUse1))));
+      tensor = held.back().get();
+      impl = tensor->unsafeGetTensorImpl();
     } else {
       op.raise_wrong_device(*tensor, arg, device);
     }

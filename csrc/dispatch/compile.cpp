@@ -9,6 +9,7 @@
 #include "core/activity.h"
 #include "dispatch/boxed.h"
 #include "dispatch/describe.h"
+#include "dispatch/untraced.h"
 
 namespace torch_tpu {
 
@@ -140,6 +141,20 @@ class Describer {
 
 }  // namespace
 
+static void read_checks(const py::handle& labels, Program& program) {
+  Checks checks;
+  for (const py::handle label : labels) {
+    const auto [kind, text] = label.cast<std::pair<std::string, std::string>>();
+    Check check;
+    check.kind = kind == "index"    ? Check::kIndex
+                 : kind == "linalg" ? Check::kLinalg
+                                    : Check::kAssertion;
+    check.text = text.empty() && check.kind == Check::kIndex ? program.name : text;
+    checks.push_back(std::move(check));
+  }
+  if (!checks.empty()) program.checks = std::make_shared<const Checks>(std::move(checks));
+}
+
 void read_plan(const py::handle& plan, Program& program) {
   program.text = plan.attr("text").cast<std::string>();
   program.options = plan.attr("options").cast<std::string>();
@@ -147,7 +162,7 @@ void read_plan(const py::handle& plan, Program& program) {
   program.takes_ints = plan.attr("takes_ints").cast<bool>();
   program.takes_floats = plan.attr("takes_floats").cast<bool>();
   program.takes_rng = plan.attr("takes_rng").cast<bool>();
-  program.check_output = plan.attr("has_check").cast<bool>() ? 1 : -1;
+  read_checks(plan.attr("checks"), program);
   for (const py::handle item : plan.attr("outputs")) {
     Program::Output output;
     output.target = item.attr("target").cast<int>();
@@ -193,6 +208,7 @@ void rethrow(py::error_already_set& error) {
 void check_arguments(const OpState& op, const Call& call, c10::ArrayRef<c10::IValue> args) {
   const py::gil_scoped_acquire gil;
   try {
+    const Untraced untraced;
     Describer describe(op, call);
     py::module_::import("torch_tpu.program.call")
         .attr("check_call")(op.name, describe.arguments(args));
@@ -209,6 +225,7 @@ ProgramRef compile_program(OpState& op, const Call& call, c10::ArrayRef<c10::IVa
     const activity::Timer timer(activity::Kind::kLower, op.name, call.device);
     const py::gil_scoped_acquire gil;
     try {
+      const Untraced untraced;
       Describer describe(op, call);
       const py::object compile = py::module_::import("torch_tpu.program.call").attr("compile_call");
       op.has_check =

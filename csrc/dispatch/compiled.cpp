@@ -11,6 +11,7 @@
 #include "core/modes.h"
 #include "dispatch/boxed.h"
 #include "dispatch/describe.h"
+#include "dispatch/untraced.h"
 
 namespace torch_tpu {
 
@@ -150,6 +151,7 @@ std::shared_ptr<const CompiledGraph::Variant> CompiledGraph::compile(const py::l
   Program& program = *variant->program;
   program.name = name_;
   try {
+    const Untraced untraced;
     const activity::Timer timer(activity::Kind::kLower, name_, call.device);
     const py::object scalar = py::module_::import("torch_tpu.program.plan").attr("ScalarArg");
     py::list arguments;

@@ -12,6 +12,7 @@
 #include "core/runtime.h"
 #include "dispatch/describe.h"
 #include "dispatch/op_state.h"
+#include "dispatch/untraced.h"
 
 namespace torch_tpu {
 
@@ -33,6 +34,7 @@ class Ticket {
   Ticket(const char* name, const std::string& text, const std::string& options) {
     const py::gil_scoped_acquire gil;
     try {
+      const Untraced untraced;
       ticket_ = py::module_::import("torch_tpu.program.cache")
                     .attr("find")(name, py::bytes(text), py::bytes(options));
       if (ticket_.is_none()) return;
@@ -88,6 +90,7 @@ class Ticket {
   template <typename... Args>
   void call(const char* method, Args&&... args) noexcept {
     try {
+      const Untraced untraced;
       ticket_.attr(method)(std::forward<Args>(args)...);
     } catch (py::error_already_set& error) {
       error.discard_as_unraisable("torch_tpu compile cache");

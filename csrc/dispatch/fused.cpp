@@ -221,13 +221,13 @@ void launch(Launch& l, const pjrt::Executable& executable, int device, const cha
   if (C10_UNLIKELY(start != 0)) observe_execution(name, executable, start, device, l.results[0]);
 }
 
-void add_check(int device, PJRT_Buffer* flags, std::vector<const char*> ops, const char* name) {
+void add_check(int device, PJRT_Buffer* codes, std::vector<ChecksRef> programs, const char* name) {
   Runtime& runtime = Runtime::get();
-  auto buffer = std::make_shared<Buffer>(pjrt::Buffer(runtime.client().api(), flags), device,
-                                         ops.size(), name);
+  auto buffer = std::make_shared<Buffer>(pjrt::Buffer(runtime.client().api(), codes), device,
+                                         programs.size() * sizeof(int64_t), name);
   DeviceState& state = runtime.state(device);
   const std::lock_guard<std::mutex> lock(state.live);
-  state.checks.push_back({std::move(buffer), std::move(ops)});
+  state.checks.push_back({std::move(buffer), std::move(programs)});
 }
 
 void run_fused(Recording& r, const FusedProgram& program, int device) {
@@ -259,7 +259,7 @@ void run_fused(Recording& r, const FusedProgram& program, int device) {
   for (size_t o = 0; o < linked.outputs.size(); ++o) {
     r.values[linked.outputs[o]].buffer->fill(pjrt::Buffer(api, l.results[o]));
   }
-  if (!linked.checks.empty()) add_check(device, l.results.back(), linked.checks, "index checks");
+  if (!linked.checks.empty()) add_check(device, l.results.back(), linked.checks, "checks");
 }
 
 // Each call by its own program, as in Strict mode.
@@ -302,14 +302,14 @@ void run_one_by_one(Recording& r, int device) {
         l.kept.push_back(output.donates);
       }
     }
-    l.results.resize(program.outputs.size() + (program.check_output >= 0 ? 1 : 0), nullptr);
+    l.results.resize(program.outputs.size() + (program.checks != nullptr ? 1 : 0), nullptr);
     launch(l, executable, device, program.name);
     for (const uint32_t v : taken) r.values[v].buffer->donated();
     for (size_t i = 0; i < program.outputs.size(); ++i) {
       r.values[node.first_value + i].buffer->fill(pjrt::Buffer(api, l.results[i]));
     }
-    if (program.check_output >= 0) {
-      add_check(device, l.results.back(), {program.name}, program.name);
+    if (program.checks != nullptr) {
+      add_check(device, l.results.back(), {program.checks}, program.name);
     }
     for (size_t i = 0; i < r.num_arguments(node); ++i) {
       const uint32_t v = r.arguments[node.first_argument + i];
@@ -328,7 +328,7 @@ void fail(const Recording& r, const std::string& message) {
 
 void run_recording(Recording& r, int device) {
   const std::vector<bool> live = live_values(r);
-  const auto checks = [](const Recording::Node& node) { return node.program->check_output >= 0; };
+  const auto checks = [](const Recording::Node& node) { return node.program->checks != nullptr; };
   if (std::find(live.begin(), live.end(), true) == live.end() &&
       std::none_of(r.nodes.begin(), r.nodes.end(), checks)) {
     return;  // nobody wants any of it

@@ -68,7 +68,7 @@ std::vector<bool> needed_nodes(const Recording& r, const std::vector<bool>& live
   std::vector<bool> needed(r.nodes.size(), false);
   for (size_t n = r.nodes.size(); n-- > 0;) {
     const Recording::Node& node = r.nodes[n];
-    bool use = node.program->check_output >= 0;
+    bool use = node.program->checks != nullptr;
     for (size_t i = 0; i < node.program->outputs.size(); ++i) {
       use = use || wanted[node.first_value + i];
     }
@@ -161,8 +161,8 @@ class Linker {
         names_[node.first_value + i] = name;
         types_[node.first_value + i] = f.results[i];
       } else {
-        flags_.push_back(name);
-        out_.checks.push_back(program.name);
+        codes_.push_back(name);
+        out_.checks.push_back(program.checks);
       }
     }
     lines_.append(")\n");
@@ -221,7 +221,7 @@ class Linker {
       out_.donors.push_back(donor);
       add(names_[v], types_[v]);
     }
-    if (!flags_.empty()) add(join_flags(), "tensor<" + std::to_string(flags_.size()) + "xi1>");
+    if (!codes_.empty()) add(join_codes(), "tensor<" + std::to_string(codes_.size()) + "xi64>");
 
     std::string parameters;
     std::vector<int> alias(out_.inputs.size(), -1);
@@ -251,21 +251,21 @@ class Linker {
     text.append(" : ").append(types).append("\n  }\n").append(bodies_).append("}\n");
   }
 
-  std::string join_flags() {
-    const std::string total = "tensor<" + std::to_string(flags_.size()) + "xi1>";
+  std::string join_codes() {
+    const std::string total = "tensor<" + std::to_string(codes_.size()) + "xi64>";
     std::string names;
     std::string types;
-    for (size_t i = 0; i < flags_.size(); ++i) {
+    for (size_t i = 0; i < codes_.size(); ++i) {
       const std::string name = "%c" + std::to_string(i);
-      lines_.append("    ").append(name).append(" = stablehlo.reshape ").append(flags_[i]);
-      lines_.append(" : (tensor<i1>) -> tensor<1xi1>\n");
+      lines_.append("    ").append(name).append(" = stablehlo.reshape ").append(codes_[i]);
+      lines_.append(" : (tensor<i64>) -> tensor<1xi64>\n");
       names.append(i > 0 ? ", " : "").append(name);
-      types.append(i > 0 ? ", " : "").append("tensor<1xi1>");
+      types.append(i > 0 ? ", " : "").append("tensor<1xi64>");
     }
-    if (flags_.size() == 1) return "%c0";
-    lines_.append("    %flags = stablehlo.concatenate ").append(names).append(", dim = 0 : (");
+    if (codes_.size() == 1) return "%c0";
+    lines_.append("    %codes = stablehlo.concatenate ").append(names).append(", dim = 0 : (");
     lines_.append(types).append(") -> ").append(total).append("\n");
-    return "%flags";
+    return "%codes";
   }
 
   const Recording& r_;
@@ -273,7 +273,7 @@ class Linker {
   std::vector<std::string> names_;
   std::vector<std::string_view> types_;
   std::unordered_map<uint64_t, Known> functions_;
-  std::vector<std::string> flags_;
+  std::vector<std::string> codes_;
   std::string lines_;
   std::string bodies_;
   Linked out_;

@@ -17,14 +17,14 @@ struct Linked {
   std::vector<int> donors;
   bool takes_ints = false;
   bool takes_floats = false;
-  // The ops whose indices are checked; their flags are one i1 array after the outputs.
-  std::vector<const char*> checks;
+  // Of the programs that check; their codes are one i64 array after the outputs.
+  std::vector<ChecksRef> checks;
   size_t num_nodes = 0;  // without the calls nobody needs
 };
 
 // Each distinct program becomes a private function of the module, and `main` calls them in order;
 // the compiler inlines. `live` says which values are wanted. Calls that contribute to none of them
-// (and check no indices) are left out.
+// (and check nothing) are left out.
 Linked link(const Recording& recording, const std::vector<bool>& live);
 
 }  // namespace torch_tpu

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/checks.h"
 #include "core/storage.h"
 
 namespace torch_tpu {
@@ -45,8 +46,8 @@ struct Program {
   bool takes_ints = false;
   bool takes_floats = false;
   bool takes_rng = false;
-  int64_t draws = 1;      // how far it moves the generator's offset, if it takes the state
-  int check_output = -1;  // the i1 flag of out-of-range indices
+  int64_t draws = 1;  // how far it moves the generator's offset, if it takes the state
+  ChecksRef checks;   // not null if an i64 that tells of them follows the outputs
   std::vector<Output> outputs;
   std::vector<Return> returns;
   std::vector<Resize> resizes;  // out= arguments to resize first; then the call is parsed anew

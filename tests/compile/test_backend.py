@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import torch_tpu  # noqa: F401
+from torch_tpu import _C
 
 
 def compiled(fn, **kwargs):
@@ -165,6 +166,45 @@ def test_random_numbers_are_those_of_eager_execution():
     got = [*compiled(f)(x), torch.rand(4, device="tpu")]
     for a, b in zip(got, want, strict=True):
         assert torch.equal(a.cpu(), b.cpu())
+
+
+def test_the_random_state_is_saved_and_restored_between_graphs():
+    def f(x):
+        state = torch.tpu.get_rng_state()
+        a = torch.rand_like(x)
+        torch.tpu.set_rng_state(state)
+        b = torch.rand_like(x)
+        with torch.random.fork_rng(device_type="tpu", devices=[0]):
+            c = torch.rand_like(x)
+        return a, b, c, torch.rand_like(x), torch.tpu.memory_allocated()
+
+    x = torch.ones(8, device="tpu")
+    torch.manual_seed(5)
+    want = f(x)
+    torch.manual_seed(5)
+    *got, allocated = torch.compile(f, backend="tpu")(x)
+    for a, b in zip(got, want, strict=False):
+        assert torch.equal(a.cpu(), b.cpu())
+    assert torch.equal(got[0].cpu(), got[1].cpu()) and torch.equal(got[2].cpu(), got[3].cpu())
+    assert allocated > 0
+
+
+def test_lowerings_are_not_traced():
+    """An op that is first met between two graphs is lowered under Dynamo's eyes."""
+    from torch_tpu.lowering.builder import Builder
+    from torch_tpu.lowering.emit import emit_op
+
+    def f(x):
+        with torch.random.fork_rng(device_type="tpu", devices=[0]):  # Dynamo skips this frame
+            return torch.linalg.svd(x).S.sum() + torch.erfinv(x).sum()
+
+    _C.clear_programs()
+    before = _C.stats()["misses"]
+    torch.compile(f, backend="tpu")(torch.full((3, 5), 0.25, device="tpu"))
+    assert _C.stats()["misses"] > before + 1
+    traced = torch._C._dynamo.eval_frame._debug_get_cache_entry_list
+    for fn in (emit_op, Builder.constant, Builder.emit):
+        assert not traced(fn.__code__)
 
 
 @pytest.mark.parametrize(

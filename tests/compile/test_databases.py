@@ -28,7 +28,9 @@ SAMPLE = (
     *("addmm", "baddbmm", "einsum", "cumsum", "logcumsumexp", "sort", "topk"),
     *("nn.functional.conv2d", "nn.functional.max_pool2d", "nn.functional.avg_pool2d"),
     *("nn.functional.layer_norm", "nn.functional.batch_norm", "nn.functional.cross_entropy"),
-    *("linalg.cholesky_ex", "linalg.solve_triangular", "fft.rfft", "tril"),
+    *("linalg.cholesky", "linalg.solve_triangular", "linalg.solve", "fft.rfft", "tril"),
+    *("nn.functional.scaled_dot_product_attention", "nn.functional.rrelu", "normal.in_place"),
+    *("_unsafe_masked_index", "nn.functional.linear_cross_entropy.chunked", "geqrf", "item"),
     *(
         "nn.functional.pad.reflect",
         "view_as_complex",
@@ -36,6 +38,16 @@ SAMPLE = (
         "nn.functional.interpolate.bilinear",
     ),
 )
+# Graphs with these run op by op after a warning: the device has no algorithm for the op, or no
+# such dtype.
+NO_PROGRAM = {
+    "chalf": "complex32",
+    "linalg.eig": "general eigenvalues are the CPU's",
+    "linalg.eigvals": "general eigenvalues are the CPU's",
+    "linalg.ldl_factor": "the pivoted LDL factorisation is the CPU's",
+    "linalg.ldl_factor_ex": "the pivoted LDL factorisation is the CPU's",
+    "linalg.ldl_solve": "the pivoted LDL factorisation is the CPU's",
+}
 MODULES = ("Linear", "Conv2d", "BatchNorm2d", "Embedding")
 
 
@@ -75,9 +87,14 @@ def test_op(name: str) -> None:
     check_op(name, 1)
 
 
+def _marked(name: str) -> Any:
+    reason = NO_PROGRAM.get(name)
+    return pytest.param(name, marks=pytest.mark.xfail(reason=reason) if reason else ())
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "name", [n for n, op in OPS.items() if torch.float32 in op.supported_dtypes("cpu")]
+    "name", [_marked(n) for n, op in OPS.items() if torch.float32 in op.supported_dtypes("cpu")]
 )
 def test_every_op(name: str) -> None:
     try:

@@ -388,13 +388,13 @@ def _over_batch(b: Any, x: Value) -> Value:
 
 def _run_body(interpreter: Interpreter, number: int, inputs: Sequence[Value]) -> list[Value]:
     b = interpreter.b
-    checks, location = b.index_checks, getattr(b, "location", None)
-    b.index_checks = []  # a region's values cannot leave it
+    checks, location = b.checks, getattr(b, "location", None)
+    b.checks = []  # a region's values cannot leave it
     try:
         body = current_bodies().bodies[number]
         return list(_BodyInterpreter(interpreter, body.graph).run(inputs))
     finally:
-        b.index_checks = checks
+        b.checks = checks
         b.location = location  # type: ignore[attr-defined]
 
 

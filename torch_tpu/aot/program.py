@@ -67,7 +67,7 @@ def write(captured: Captured, mesh: Mesh | None = None, shard: Rules | None = No
     bodies.mesh = mesh if partitions > 1 else None
     with (
         options.for_target("tpu"),
-        options.without_index_checks(),
+        options.without_checks(),
         layers.bodies_in_use(bodies),
     ):
         lowered = lower_graph(

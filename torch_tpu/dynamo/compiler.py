@@ -13,6 +13,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from torch_tpu import _C
 from torch_tpu.dynamo.backend import uses_device
+from torch_tpu.dynamo.host_effects import run_after, take_out
 from torch_tpu.dynamo.options import CompileOptions
 from torch_tpu.lowering.interpreter import GraphError
 from torch_tpu.program import options as program_options
@@ -44,7 +45,9 @@ def compile_module(
         def compile_stage(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             if options.debug_callback is not None:
                 options.debug_callback(stage, graph)
-            return compile_graph(graph, f"{name}.{stage}", options, stage=stage, strict=strict)
+            effects = take_out(graph)
+            run = compile_graph(graph, f"{name}.{stage}", options, stage=stage, strict=strict)
+            return run_after(run, effects) if effects else run
 
         return compile_stage
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torch_tpu.eager.host_ops import refusing
+from torch_tpu.lowering.decompose import COMPOSITIONS
 
 _aten = torch.library.Library("aten", "IMPL")
 _own = torch.ops.torch_tpu
@@ -224,6 +225,8 @@ NAMES = frozenset(_IMPLEMENTATIONS)
 def register() -> None:
     for name, fn in _IMPLEMENTATIONS.items():
         _aten.impl(name, refusing(name, fn), "PrivateUse1")
+        # Whole graphs take those that read nothing.
+        COMPOSITIONS[f"aten.{name}" if "." in name else f"aten.{name}.default"] = fn
     for name, fn in _COMPOSITE.items():
         _aten.impl(name, fn, "AutogradPrivateUse1")
         _aten.impl(name, fn, "PrivateUse1")

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from torch_tpu.lowering.checks import CheckMixin, Label
 from torch_tpu.lowering.elementwise import ElementwiseMixin
 from torch_tpu.lowering.linear_algebra import LinearAlgebraMixin
 from torch_tpu.lowering.randomness import RandomMixin
@@ -71,7 +72,7 @@ def scalar_literal(value: Any, dtype: torch.dtype) -> str:
     return str(value)
 
 
-class Builder(ElementwiseMixin, LinearAlgebraMixin, RegionMixin, RandomMixin):
+class Builder(ElementwiseMixin, LinearAlgebraMixin, RegionMixin, RandomMixin, CheckMixin):
     """Collects the body of one function. Nested regions are written through :meth:`region`."""
 
     def __init__(self) -> None:
@@ -82,7 +83,9 @@ class Builder(ElementwiseMixin, LinearAlgebraMixin, RegionMixin, RandomMixin):
         self._rng_draws = 0
         self.rng_state: tuple[Value, Value] | None = None  # (seed, offset), both i64 scalars
         self.rng_used = False
-        self.index_checks: list[Value] = []  # scalar i1 values: True when an index is out of range
+        self.checks: list[Value] = []
+        self.check_labels: list[Label] = []
+        self.describe_op: Callable[[], str] = lambda: ""
         self.matmul_precision = "DEFAULT"
         # Whether float32 products are written as the passes that a TPU's matrix unit makes.
         self.emulate_precision = False
@@ -483,11 +486,6 @@ class Builder(ElementwiseMixin, LinearAlgebraMixin, RegionMixin, RandomMixin):
             index = self.select(self.lt(index, 0), self.add(index, size), index)
         self.note_bad_index(self.or_(self.lt(index, 0), self.ge(index, size)))
         return index
-
-    def note_bad_index(self, bad: Value) -> None:
-        """Record an i1 tensor whose True elements mean an index out of range."""
-        if bad.numel:
-            self.index_checks.append(self.reduce(bad, "or", range(bad.rank)))
 
     def optimization_barrier(self, *values: Value) -> tuple[Value, ...]:
         names = ", ".join(v.name for v in values)

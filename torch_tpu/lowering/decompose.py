@@ -26,12 +26,23 @@ _EXPLICIT_NON_FUNCTIONAL = torch._C.DispatchKey.CompositeExplicitAutogradNonFunc
 _IMPLICIT = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
+# How this package expresses ops through others, by name ("aten.cholesky.default"), where PyTorch
+# offers nothing that can be traced.
+COMPOSITIONS: dict[str, Callable[..., Any]] = {}
+
+
 @cache
 def decomposition_of(overload: Any) -> Callable[..., Any] | None:
-    """How PyTorch itself expresses this op through others; None if it does not."""
+    """How this op is expressed through others; None if it is not."""
+    composition = COMPOSITIONS.get(str(overload))
+    if composition is not None:
+        return composition
     table = global_decomposition_table["post_autograd"]
     if overload in table:
         return table[overload]
+    body = _python_body(overload)
+    if body is not None:
+        return body
     if torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), _IMPLICIT):
         return lambda *a, **k: overload._op_dk(_IMPLICIT, *a, **k)
     if _IMPLICIT in overload.py_kernels:
@@ -40,6 +51,19 @@ def decomposition_of(overload: Any) -> Callable[..., Any] | None:
         if torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), key):
             return lambda *a, _key=key, **k: overload._op_dk(_key, *a, **k)
     return None
+
+
+def _python_body(overload: Any) -> Callable[..., Any] | None:
+    """The function behind a ``torch.library.custom_op`` of PyTorch itself.
+
+    A user's is not looked into: it may depend on more than its arguments.
+    """
+    from torch._library.custom_ops import OPDEFS
+
+    definition = OPDEFS.get(overload._schema.name)
+    if definition is None or not definition._init_fn.__module__.startswith("torch."):
+        return None
+    return definition._init_fn
 
 
 def has_decomposition(overload: Any) -> bool:
@@ -58,7 +82,7 @@ def trace_decomposition(
     if decomposition is None:
         raise NotImplementedError(f"{overload}: no lowering and no decomposition")
     schema = overload._schema.arguments
-    leaves, spec = pytree.tree_flatten(list(values), is_leaf=lambda x: isinstance(x, Value))
+    leaves, spec = pytree.tree_flatten(_plain(list(values)), is_leaf=lambda x: isinstance(x, Value))
     where = [i for i, x in enumerate(leaves) if isinstance(x, Value)]
     inputs = [leaves[i] for i in where]
 
@@ -100,6 +124,11 @@ def trace_decomposition(
         if node.op == "call_function" and node.target is overload:
             raise NotImplementedError(f"{overload}: its decomposition calls itself")
     return module, inputs
+
+
+def _plain(value: Any) -> Any:
+    """FX's immutable lists as lists, which decompositions may write to."""
+    return [_plain(v) for v in value] if isinstance(value, list) else value
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torch_tpu.lowering import registry
-from torch_tpu.lowering.emit import OpBuilder, Spec, emit_op
+from torch_tpu.lowering.emit import OpBuilder, Spec, bind, emit_op
 from torch_tpu.lowering.types import LoweringError, Value
 from torch_tpu.lowering.variants import written_arguments
 
@@ -209,19 +209,50 @@ def special(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return register
 
 
+@special("aten._assert_tensor_metadata.default")
+def _nothing(interpreter: Interpreter, node: torch.fx.Node, args: Any, kwargs: Any) -> Any:
+    """Checks that tracing has made."""
+    return None
+
+
 @special(
-    "aten._assert_async.msg",
     "aten._assert_async.default",
-    "aten._assert_tensor_metadata.default",
-    "aten._assert_scalar.default",
-    "aten.sym_constrain_range.default",
-    "aten.sym_constrain_range_for_size.default",
+    "aten._assert_async.msg",
     "aten._functional_assert_async.msg",
+    "aten._assert_scalar.default",
     "aten._functional_assert_scalar.default",
 )
-def _nothing(interpreter: Interpreter, node: torch.fx.Node, args: Any, kwargs: Any) -> Any:
-    """Checks that tracing has made, or that the device cannot raise for."""
-    return None
+def _assertion(interpreter: Interpreter, node: torch.fx.Node, args: Any, kwargs: Any) -> Any:
+    """Noted on the device; the functional forms return their token."""
+    value, text, *token = [*bind(node.target, args, kwargs), ""][:3]
+    b = interpreter.b
+    if isinstance(value, Value):
+        if value.numel != 1:
+            kind = "no values" if value.numel == 0 else "more than one value"
+            raise RuntimeError(f"Boolean value of Tensor with {kind} is ambiguous")
+        failed: Value | bool = b.eq(b.reshape(value, ()), 0)
+    else:
+        failed = not value
+    if failed is not False:
+        b.note_assertion(failed, text or "Expected Tensor with single nonzero value, but got zero")
+    return token[0] if token else None
+
+
+@special("aten.sym_constrain_range.default", "aten.sym_constrain_range_for_size.default")
+def _range(interpreter: Interpreter, node: torch.fx.Node, args: Any, kwargs: Any) -> Any:
+    size, low, high = bind(node.target, args, kwargs)
+    if not isinstance(size, int):
+        raise GraphError(node, "a bound of a number that the device computes")
+    if (low is not None and size < low) or (high is not None and size > high):
+        text = f"Invalid value range for {size} between [{low}, {high}]."
+        interpreter.b.note_assertion(True, text)
+
+
+@special("aten._linalg_check_errors.default")
+def _factorisation(interpreter: Interpreter, node: torch.fx.Node, args: Any, kwargs: Any) -> Any:
+    """The info of a factorisation; noted on the device."""
+    info, name, is_matrix = bind(node.target, args, kwargs)
+    interpreter.b.note_info(info, name, is_matrix)
 
 
 @special("aten.sym_size.int")

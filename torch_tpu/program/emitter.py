@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from torch_tpu.lowering import views
+from torch_tpu.lowering.checks import Label
 from torch_tpu.lowering.emit import OpBuilder
 from torch_tpu.lowering.types import Value, tensor_type
 from torch_tpu.program import options as program_options
@@ -27,6 +28,14 @@ class CallEmitter(OpBuilder):
         self._ints: dict[int, Value] = {}
         self._floats: dict[int, Value] = {}
         self.rng_state = (self.int_operand(n_ints), self.int_operand(n_ints + 1))
+
+    def note_bad_index(self, bad: Value) -> None:
+        if program_options.index_checks():
+            super().note_bad_index(bad)
+
+    def _note(self, failed: Value, label: Label, detail: Value | None = None) -> None:
+        if program_options.checks():
+            super()._note(failed, label, detail)
 
     def line(self, text: str) -> None:
         if self.location is not None and not text.startswith("^"):
@@ -135,12 +144,9 @@ def finish(
     """
     returned = _write_back(b, storages, finished)
     checks: list[Value] = []
-    if b.index_checks and program_options.index_checks():
-        flag = b.index_checks[0]
-        for other in b.index_checks[1:]:
-            flag = b.or_(flag, other)
-        plan.has_check = True
-        checks = [flag]
+    if b.checks:
+        checks = [b.first_failure(b.checks)]
+        plan.checks = list(b.check_labels)
     results = [v for v, _ in returned] + checks
     if not results:
         plan.outputs = []

@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_tpu.lowering import views
 from torch_tpu.lowering.emit import Spec
-from torch_tpu.lowering.interpreter import GraphError, Interpreter
+from torch_tpu.lowering.interpreter import GraphError, Interpreter, node_name, source_line
 from torch_tpu.lowering.types import LoweringError, Value
 from torch_tpu.program import options as program_options
 from torch_tpu.program.emitter import (
@@ -88,7 +88,7 @@ class GraphProgram(Plan):
     arguments   the program's parameters in order
     values      one :class:`Result` for each leaf of the graph's output
     results     (shape, dtype) of the program's results: new tensors, then the new bases of written
-                inputs (``outputs[i].target`` names the input), then the index check if there is one
+                inputs (``outputs[i].target`` names the input), then the check if there is one
     constants   tensors that became parameters
     draws       how far the program moves the generator's offset
     """
@@ -153,6 +153,8 @@ class GraphInterpreter(Interpreter):
         self.locate = locate
         self.draws = 0
         self.written: dict[int, Value] = {}
+        self.node: torch.fx.Node | None = None  # that is being emitted
+        b.describe_op = self._describe_node
         self.position = {
             node: i for i, node in enumerate(n for n in module.graph.nodes if n.op == "placeholder")
         }
@@ -164,7 +166,14 @@ class GraphInterpreter(Interpreter):
             return self.lift(tensor)
         return super().constant(node, tensor)
 
+    def _describe_node(self) -> str:
+        if self.node is None:
+            return ""
+        where = source_line(self.node)
+        return node_name(self.node) + (f" (at {where})" if where else "")
+
     def before(self, node: torch.fx.Node) -> None:
+        self.node = node
         if self.locate is not None:
             self.b.location = self.locate(node)
 
@@ -503,5 +512,5 @@ def _describe_signature(
     if program.takes_floats:
         program.arguments.append(Parameter("floats", (n_floats,), torch.float64))
     program.results = [(o.base, o.base_dtype) for o in program.outputs]
-    if program.has_check:
-        program.results.append(((), torch.bool))
+    if program.checks:
+        program.results.append(((), torch.int64))

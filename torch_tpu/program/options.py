@@ -54,14 +54,19 @@ def exchange_emulate_precision(wanted: bool) -> bool:
     return before
 
 
+def checks() -> bool:
+    """Whether programs report what they find wrong with values."""
+    return not _checks_left_out.get()
+
+
 def index_checks() -> bool:
     """Whether out-of-range indices are noted on the device (TORCH_TPU_CHECK_INDEX)."""
-    return not _checks_left_out.get() and _C.index_checks()
+    return checks() and _C.index_checks()
 
 
 @contextmanager
-def without_index_checks() -> Iterator[None]:
-    """Write programs that clamp out-of-range indices and do not report them."""
+def without_checks() -> Iterator[None]:
+    """Write programs that clamp out-of-range indices and report nothing, assertions neither."""
     token = _checks_left_out.set(True)
     try:
         yield
@@ -75,6 +80,7 @@ def fingerprint() -> tuple[object, ...]:
         target(),
         matmul_precision(),
         emulate_precision(),
+        checks(),
         index_checks(),
         _C.allow_excess_precision(),
         _C.compiler_options(),

@@ -93,7 +93,7 @@ class Plan:
     takes_ints: bool = False
     takes_floats: bool = False
     takes_rng: bool = False
-    has_check: bool = False
+    checks: list[tuple[str, str]] = field(default_factory=list)
     outputs: list[Output] = field(default_factory=list)
     returns: list[Return] = field(default_factory=list)
     resizes: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)

@@ -11,8 +11,15 @@ from typing import Any
 
 import torch
 
+from torch_tpu.lowering import registry
 from torch_tpu.lowering.emit import OpBuilder
-from torch_tpu.lowering.interpreter import GraphError, Interpreter, higher_order, known_specs
+from torch_tpu.lowering.interpreter import (
+    SPECIAL,
+    GraphError,
+    Interpreter,
+    higher_order,
+    known_specs,
+)
 from torch_tpu.lowering.types import Value
 
 Values = list[Value]
@@ -30,16 +37,13 @@ def _run(b: OpBuilder, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> l
 
 
 def _collecting(b: OpBuilder, emit: Callable[[], Values]) -> tuple[Values, Value]:
-    """What ``emit`` gives, and whether an index inside it was out of range (i1 scalar)."""
-    outer, b.index_checks = b.index_checks, []
+    """What ``emit`` gives, and the first check inside it that failed (i64 scalar)."""
+    outer, b.checks = b.checks, []
     try:
         values = emit()
-        flag = b.constant(False, torch.bool)
-        for check in b.index_checks:
-            flag = b.or_(flag, check)
-        return values, flag
+        return values, b.first_failure(b.checks)
     finally:
-        b.index_checks = outer
+        b.checks = outer
 
 
 def _specs(node: torch.fx.Node, values: Sequence[Any] = ()) -> list[Any]:
@@ -61,23 +65,23 @@ def cond(interpreter: Interpreter, node: torch.fx.Node, args: Any, kwargs: Any) 
 
     def branch(module: torch.fx.GraphModule) -> Callable[[], Values]:
         def emit() -> Values:
-            values, flag = _collecting(b, lambda: _run(b, module, operands))
-            return [*(b.as_value(v, d) for v, (_, d) in zip(values, specs, strict=True)), flag]
+            values, check = _collecting(b, lambda: _run(b, module, operands))
+            return [*(b.as_value(v, d) for v, (_, d) in zip(values, specs, strict=True)), check]
 
         return emit
 
-    *values, flag = b.if_(predicate, branch(then), branch(otherwise), [*specs, ((), torch.bool)])
-    b.index_checks.append(flag)
+    *values, check = b.if_(predicate, branch(then), branch(otherwise), [*specs, ((), torch.int64)])
+    b.checks.append(check)
     return values
 
 
 class _LoopState:
-    """Packs what a loop carries: values, what they read, an index flag, the random state."""
+    """Packs what a loop carries: values, what they read, a check, the random state."""
 
     def __init__(self, b: OpBuilder, carried: Values, invariant: Values) -> None:
         self.b = b
         self.n = len(carried)
-        self.inits = [*carried, *invariant, b.constant(False, torch.bool)]
+        self.inits = [*carried, *invariant, b.constant(0, torch.int64)]
         self.random = b.rng_state
         if self.random is not None:
             # A high word of its own per iteration; operations outside use the low one.
@@ -101,13 +105,13 @@ class _LoopState:
             tail = [seed, b.add(offset, 1 << 32)]
             before = state[-3]
         try:
-            values, flag = _collecting(b, lambda: emit(carried, invariant))
+            values, check = _collecting(b, lambda: emit(carried, invariant))
         finally:
             b.rng_state = outer
-        return [*values, *invariant, b.or_(before, flag), *tail]
+        return [*values, *invariant, b.first_failure([before, check]), *tail]
 
     def result(self, state: Sequence[Value]) -> Values:
-        self.b.index_checks.append(state[-3 if self.random is not None else -1])
+        self.b.checks.append(state[-3 if self.random is not None else -1])
         return list(state[: self.n])
 
 
@@ -268,6 +272,22 @@ def _over_rows(
 def invoke_subgraph(interpreter: Interpreter, node: torch.fx.Node, args: Any, kwargs: Any) -> Any:
     module, _, *operands = args
     return Interpreter(interpreter.b, module).run(operands)
+
+
+@higher_order("with_effects")
+def with_effects(interpreter: Interpreter, node: torch.fx.Node, args: Any, kwargs: Any) -> Any:
+    """An op with an effect, between two tokens that order it among others.
+
+    The order of a program's lines is that order. Effects on the host are not for the device.
+    """
+    token, op, *rest = args
+    lowering = SPECIAL.get(registry.overload_name(op)) if hasattr(op, "_schema") else None
+    if lowering is None:
+        raise GraphError(node, f"{op} has an effect that a program on the device cannot have")
+    inner = torch.fx.Node(node.graph, node.name, node.op, op, (), {})
+    inner.meta = node.meta
+    out = lowering(interpreter, inner, rest, kwargs)
+    return [token, *([] if out is None else _flat(out))]
 
 
 # -- random state of recomputed ops ------------------------------------------------------------
