@@ -1,4 +1,4 @@
-"""Forward-mode AD, second derivatives and vmap of OpInfo entries against the CPU.
+"""Forward-mode AD, second derivatives, vmap and Jacobians of OpInfo entries against the CPU.
 
 `make test` takes every twelfth entry; the marker `full` takes all.
 """

@@ -1,4 +1,4 @@
-"""Forward-mode AD, vmap and second derivatives of an OpInfo sample, on the CPU and the device."""
+"""Forward-mode AD, vmap, Jacobians and second derivatives of an OpInfo sample."""
 
 from __future__ import annotations
 
@@ -88,7 +88,32 @@ def vmap(op: OpInfo, sample: SampleInput, arguments: Arguments) -> Any:
     return results[:1] if name_of(op) in SAVE_STATISTICS else results
 
 
-TRANSFORMS: dict[str, Transform] = {"jvp": jvp, "double_backward": double_backward, "vmap": vmap}
+# Elements of a Jacobian: larger samples take long and show nothing else.
+_MAX_JACOBIAN = 2000
+
+
+def jacrev(op: OpInfo, sample: SampleInput, arguments: Arguments) -> Any:
+    """The Jacobian of the first differentiable result by the first tensor: vmap over backward."""
+    first, args, kwargs = arguments
+    if not isinstance(first, torch.Tensor) or first.layout is not torch.strided:
+        return []
+    finish = sample.output_process_fn_grad or (lambda x: x)
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        result = _differentiable(finish(op(x, *args, **kwargs)))[0]
+        if result.numel() * x.numel() > _MAX_JACOBIAN:
+            raise ValueError("a large Jacobian")
+        return result
+
+    return [torch.func.jacrev(call)(first.detach())]
+
+
+TRANSFORMS: dict[str, Transform] = {
+    "jvp": jvp,
+    "double_backward": double_backward,
+    "vmap": vmap,
+    "jacrev": jacrev,
+}
 
 
 def supports(op: OpInfo, transform: str) -> bool:
@@ -97,6 +122,8 @@ def supports(op: OpInfo, transform: str) -> bool:
         return bool(op.supports_forward_ad)
     if transform == "double_backward":
         return bool(op.supports_gradgrad and op.supports_autograd)
+    if transform == "jacrev" and not op.supports_autograd:
+        return False
     return not op.name.startswith(("sparse", "to_sparse"))
 
 

@@ -231,7 +231,8 @@ class Builder(ElementwiseMixin, LinearAlgebraMixin, RegionMixin, RandomMixin, Ch
         return self.constant(x, dtype)
 
     def convert(self, x: Value, dtype: torch.dtype) -> Value:
-        """Value conversion with PyTorch's rules (to bool: x != 0; complex to real: real part)."""
+        """Value conversion with PyTorch's rules (to bool: x != 0; complex to real: real part;
+        float8_e4m3fn, which has no infinity, saturates)."""
         if x.dtype is dtype:
             return x if not x.weak else Value(x.name, x.shape, x.dtype)
         if dtype is torch.bool:
@@ -249,6 +250,10 @@ class Builder(ElementwiseMixin, LinearAlgebraMixin, RegionMixin, RandomMixin, Ch
         ):
             # A C cast goes through a wide integer and wraps; stablehlo.convert saturates.
             x = self._raw_convert(x, torch.int64 if x.dtype.itemsize > 4 else torch.int32)
+        if dtype is torch.float8_e4m3fn:
+            # stablehlo.convert makes NaN of what is too large.
+            wide = x if x.is_float and x.dtype.itemsize > 1 else self._raw_convert(x, torch.float32)
+            x = self.clamp(wide, -448.0, 448.0)
         return self._raw_convert(x, dtype)
 
     def _raw_convert(self, x: Value, dtype: torch.dtype) -> Value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -75,10 +76,22 @@ def _running_extremum(b: OpBuilder, x: Value, dim: int, largest: bool) -> tuple[
     if x.rank == 0:
         return x, b.constant(0, torch.int64)
     dim = canonical_dim(dim, x.rank)
-    value = prefix(b, x, "max" if largest else "min", dim)
+    value = _extremum_so_far(b, x, dim, largest)
     hit = b.or_(b.eq(x, value), b.is_nan(x))
     where = b.select(hit, b.iota(x.shape, dim, torch.int32), b.constant(-1, torch.int32))
-    return value, b.convert(prefix(b, where, "max", dim), torch.int64)
+    return value, b.convert(_extremum_so_far(b, where, dim, True), torch.int64)
+
+
+def _extremum_so_far(b: OpBuilder, x: Value, dim: int, largest: bool) -> Value:
+    """Running maximum or minimum. XLA:CPU walks a whole window for every element: not there."""
+    if b.target != "cpu":
+        return prefix(b, x, "max" if largest else "min", dim)
+    if x.is_float:
+        least = -math.inf if largest else math.inf
+    else:
+        limits = torch.iinfo(x.dtype)
+        least = limits.min if largest else limits.max
+    return blocked_scan(b, x, least, b.maximum if largest else b.minimum, dim)
 
 
 @lower("aten.cummax")
