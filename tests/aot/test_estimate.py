@@ -95,6 +95,27 @@ def test_compile(target: str, train: bool, tmp_path: Path) -> None:
 
 @needs_libtpu
 @pytest.mark.tpu_compile
+@pytest.mark.parametrize("contraction", [False, True])
+def test_grouped_products_work_in_proportion_to_their_rows(contraction: bool) -> None:
+    """Every loop is counted, and 32 groups cost a few times one product, not 32 times."""
+    rows, inner, columns, groups = 8192, 256, 256, 32
+    with torch.device("meta"):
+        x = torch.zeros(rows, inner, dtype=torch.bfloat16)
+        wide = torch.zeros(rows, columns, dtype=torch.bfloat16)
+        y = torch.zeros(groups, inner, columns, dtype=torch.bfloat16)
+        ends = torch.zeros(groups, dtype=torch.int32)
+
+    def product(x: torch.Tensor, y: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        return torch._grouped_mm(x.T if contraction else x, y, ends)
+
+    program = aot.compile(product, x, wide if contraction else y, ends, target="v6e-1")
+    once = 2 * rows * inner * columns
+    assert program.cost.unknown_trip_counts == 0
+    assert once <= program.cost.flops < 4 * once
+
+
+@needs_libtpu
+@pytest.mark.tpu_compile
 def test_what_does_not_fit_says_by_how_much() -> None:
     with torch.device("meta"):
         model, x = nn.Linear(65536, 65536), torch.zeros(8, 65536)

@@ -87,3 +87,14 @@ def test_grouped_convolution() -> None:
         return [out.detach().cpu(), a.grad.cpu(), k.grad.cpu()]
 
     torch.testing.assert_close(run("tpu"), run("cpu"), rtol=1e-4, atol=1e-4)
+
+
+def test_grouped_products() -> None:
+    """Tiles are larger on a TPU."""
+    ends = torch.tensor([100, 100, 530, 600], dtype=torch.int32)
+    x, y, z = torch.randn(600, 8), torch.randn(4, 8, 12), torch.randn(600, 12)
+    on_tpu = [t.to("tpu") for t in (x, y, z, ends)]
+    rows = torch._grouped_mm(on_tpu[0], on_tpu[1], on_tpu[3]).cpu()
+    torch.testing.assert_close(rows, torch._grouped_mm(x, y, ends), rtol=1e-4, atol=1e-4)
+    sums = torch._grouped_mm(on_tpu[0].T, on_tpu[2], on_tpu[3]).cpu()
+    torch.testing.assert_close(sums, torch._grouped_mm(x.T, z, ends), rtol=1e-4, atol=1e-3)

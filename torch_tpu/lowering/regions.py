@@ -355,11 +355,15 @@ class RegionMixin:
     def fori(
         self, count: int, inits: Sequence[Value], body: Callable[..., Sequence[Value]]
     ) -> tuple[Value, ...]:
-        """``for i in range(count): state = body(i, *state)`` with an i64 scalar ``i``."""
-        start = self.constant(0, torch.int64)
+        """``for i in range(count): state = body(i, *state)`` with an i64 scalar ``i``.
+
+        The counter itself is i32: on a TPU an i64 is two words, in which the compiler finds no
+        trip count.
+        """
+        start = self.constant(0, torch.int32)
 
         def step(i: Value, *state: Value) -> list[Value]:
-            return [self.add(i, 1), *body(i, *state)]
+            return [self.add(i, 1), *body(self.convert(i, torch.int64), *state)]
 
         return self.while_([start, *inits], lambda i, *_: self.lt(i, count), step)[1:]
 

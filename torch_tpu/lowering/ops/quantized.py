@@ -1,4 +1,4 @@
-"""Scaled float8 and grouped matrix products; fake quantisation for quantisation-aware training.
+"""Scaled float8 matrix products; fake quantisation for quantisation-aware training.
 
 int4 packed products are not here: their packed layouts belong to a CPU's vector width or to CUDA.
 """
@@ -70,74 +70,6 @@ def scaled_mm_v2(
             "_scaled_mm_v2: only tensor-wise and row-wise scales are supported"
         )
     return _scaled_product(b, x, y, scale_a[0], scale_b[0], bias)
-
-
-def _grouped_specs(
-    x: Value, y: Value, offs: Value | None, bias: Value | None, out_dtype: torch.dtype | None
-) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    """Any floating dtype and layout, as on the CPU; PyTorch's meta kernel has CUDA's limits."""
-    if x.dtype != y.dtype or not x.dtype.is_floating_point:
-        raise RuntimeError(
-            f"grouped_mm: expected two operands of one floating dtype; got {x.dtype} and {y.dtype}"
-        )
-    shared = x.shape[-1] == y.shape[-2]
-    if x.rank not in (2, 3) or y.rank not in (2, 3) or not shared:
-        raise RuntimeError(
-            "grouped_mm: expected operands of rank 2 or 3 with one contraction size; "
-            f"got shapes {x.shape} and {y.shape}"
-        )
-    if (offs is None) == (x.rank == 2 or y.rank == 2):
-        raise RuntimeError("grouped_mm: offs is needed exactly when an operand is 2-d")
-    groups = [] if x.rank != y.rank else [x.shape[0] if offs is None else offs.shape[0]]
-    return [((*groups, x.shape[-2], y.shape[-1]), out_dtype or x.dtype)]
-
-
-@lower("aten._grouped_mm", specs=_grouped_specs)
-def grouped_mm(
-    b: OpBuilder,
-    x: Value,
-    y: Value,
-    offs: Value | None = None,
-    bias: Value | None = None,
-    out_dtype: torch.dtype | None = None,
-) -> Value:
-    """One product a group; ``offs`` (groups,) holds the cumulative ends along the ragged dim.
-
-    (M, k) x (g, k, n) -> (M, n) ragged rows; (g, m, k) x (k, N) -> (m, N) ragged columns;
-    (m, K) x (K, n) -> (g, m, n) ragged contraction; (g, m, k) x (g, k, n) -> (g, m, n).
-    """
-    work = opmath_dtype(x.dtype)
-    if x.rank == 3 and y.rank == 3:
-        return b.convert(b.matmul(x, y, work), b.out_dtype)
-    if offs is None:
-        raise RuntimeError("grouped_mm: need offs for 2-d operands")
-    groups = offs.shape[0]
-    ragged = {(2, 3): 0, (3, 2): 1, (2, 2): 0}[x.rank, y.rank]
-    span = {(2, 3): x.shape[0], (3, 2): y.shape[1], (2, 2): y.shape[0]}[x.rank, y.rank]
-    contracts = x.rank == y.rank == 2
-
-    def one_group(i: Value, out: Value, x: Value, y: Value, offs: Value) -> list[Value]:
-        end = b.reshape(b.dynamic_slice(offs, [i], [1]), ())
-        before = b.reshape(b.dynamic_slice(offs, [b.maximum(b.sub(i, 1), 0)], [1]), ())
-        start = b.select(b.eq(i, 0), 0, before)
-        place = b.iota((span,), 0, offs.dtype)
-        inside = b.and_(b.ge(place, start), b.lt(place, end))
-        if contracts:
-            rows = b.select(b.reshape(inside, (span, 1)), y, b.constant(0, y.dtype))
-            part = b.unsqueeze(b.matmul(x, rows, work), 0)
-            return [b.dynamic_update_slice(out, part, [i, 0, 0]), x, y, offs]
-        at: list[Operand] = [i, 0, 0]
-        left = x if x.rank == 2 else b.squeeze(b.dynamic_slice(x, at, [1, *x.shape[1:]]), 0)
-        right = y if y.rank == 2 else b.squeeze(b.dynamic_slice(y, at, [1, *y.shape[1:]]), 0)
-        part = b.matmul(left, right, work)
-        mine = b.reshape(inside, (span, 1) if ragged == 0 else (1, span))
-        return [b.select(mine, part, out), x, y, offs]
-
-    start = b.constant(0, work, b.out_shape)
-    out = b.fori(groups, [start, x, y, offs], one_group)[0]
-    if bias is not None:
-        raise NotImplementedError("_grouped_mm: bias is not supported")
-    return b.convert(out, b.out_dtype)
 
 
 # -- fake quantisation -----------------------------------------------------------------------
