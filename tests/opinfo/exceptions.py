@@ -33,3 +33,11 @@ REFUSAL_EXCEPTIONS: dict[str, str] = {
     "pca_lowrank": "the CPU's QR makes a float32 basis of a bfloat16 matrix first",
     "svd_lowrank": "the CPU's QR makes a float32 basis of a bfloat16 matrix first",
 }
+
+# op → reason, for what PyTorch's database says must fail
+ERROR_EXCEPTIONS: dict[str, str] = {
+    "gather": "an index out of range is an IndexError here for every op",
+    "scatter": "an index out of range is an IndexError here for every op",
+    "scatter_add": "an index out of range is an IndexError here for every op",
+    "ormqr": "int64 is refused before the shape is looked at",
+}

@@ -18,8 +18,8 @@ import torch_tpu  # noqa: F401
 
 from .reports import E
 
-# Groups whose subject the device has. Distribution (J) comes with that part.
-GROUPS = "ABCDEFGHI"
+# Groups of reports by subject.
+GROUPS = "ABCDEFGHIJ"
 
 
 def address(report: dict[str, Any]) -> str:

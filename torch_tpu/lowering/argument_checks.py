@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from torch_tpu.lowering.types import scalar_type
+
 Check = Callable[..., None]
 
 #: Overload name ("aten.normal_.default") -> check of its bound arguments.
@@ -44,11 +46,17 @@ def _limits(dtype: torch.dtype) -> tuple[int, int]:
     return whole.min, whole.max
 
 
+def _unimplemented(kernel: str, dtype: torch.dtype) -> NotImplementedError:
+    return NotImplementedError(f"\"{kernel}\" not implemented for '{scalar_type(dtype)}'")
+
+
 @check("aten.uniform_.default", "aten.uniform.default")
 def uniform(x: Any, low: float = 0.0, high: float = 1.0, *_: Any) -> None:
     dtype = x.dtype
     if not (dtype.is_floating_point or dtype.is_complex):
-        raise NotImplementedError(f"\"check_uniform_bounds\" not implemented for '{_name(dtype)}'")
+        raise NotImplementedError(
+            f"\"check_uniform_bounds\" not implemented for '{scalar_type(dtype)}'"
+        )
     info = torch.finfo(dtype)
     if not info.min <= low <= info.max:
         raise RuntimeError(f"from is out of bounds for {_cpp(dtype)}")
@@ -60,28 +68,9 @@ def uniform(x: Any, low: float = 0.0, high: float = 1.0, *_: Any) -> None:
         )
     if high - low > info.max:
         raise RuntimeError(
-            f"uniform_ expects to-from <= std::numeric_limits<{_name(dtype)}>::max(), but found "
-            f"to={high:g} and from={low:g} which result in to-from to exceed the limit"
+            f"uniform_ expects to-from <= std::numeric_limits<{scalar_type(dtype)}>::max(), but "
+            f"found to={high:g} and from={low:g} which result in to-from to exceed the limit"
         )
-
-
-def _name(dtype: torch.dtype) -> str:
-    """The C++ scalar type's name, as kernels print it."""
-    special = {
-        torch.uint8: "Byte",
-        torch.int8: "Char",
-        torch.int16: "Short",
-        torch.int32: "Int",
-        torch.int64: "Long",
-        torch.float16: "Half",
-        torch.float32: "Float",
-        torch.float64: "Double",
-        torch.bfloat16: "BFloat16",
-        torch.bool: "Bool",
-        torch.complex64: "ComplexFloat",
-        torch.complex128: "ComplexDouble",
-    }
-    return special.get(dtype, str(dtype).removeprefix("torch."))
 
 
 @check("aten.normal_.default", "aten.normal_functional.default")
@@ -89,7 +78,9 @@ def normal(x: Any, mean: float = 0.0, std: float = 1.0, *_: Any) -> None:
     if not std >= 0.0:
         raise RuntimeError(f"normal expects std >= 0.0, but found std {std:g}")
     if not (x.dtype.is_floating_point or x.dtype.is_complex):
-        raise NotImplementedError(f"\"normal_kernel_cpu\" not implemented for '{_name(x.dtype)}'")
+        raise NotImplementedError(
+            f"\"normal_kernel_cpu\" not implemented for '{scalar_type(x.dtype)}'"
+        )
 
 
 @check("aten.normal.Tensor_float", "aten.normal.float_float")
@@ -111,7 +102,7 @@ def exponential(x: Any, lambd: float = 1.0, *_: Any) -> None:
     if not x.dtype.is_floating_point:
         raise RuntimeError(
             "Exponential distribution is a continuous probability distribution. "
-            f"dtype must be a floating point but you specified {_name(x.dtype)}"
+            f"dtype must be a floating point but you specified {scalar_type(x.dtype)}"
         )
 
 
@@ -137,7 +128,9 @@ def log_normal(x: Any, mean: float = 1.0, std: float = 2.0, *_: Any) -> None:
     if not std > 0.0:
         raise RuntimeError(f"log_normal_ expects std > 0.0, but found std={std:g}")
     if not x.dtype.is_floating_point:
-        raise NotImplementedError(f"\"log_normal_cpu\" not implemented for '{_name(x.dtype)}'")
+        raise NotImplementedError(
+            f"\"log_normal_cpu\" not implemented for '{scalar_type(x.dtype)}'"
+        )
 
 
 @check("aten.random_.from", "aten.random.from")
@@ -182,9 +175,7 @@ def bernoulli(x: Any, p: float = 0.5, *_: Any) -> None:
 @check("aten.bernoulli.default")
 def bernoulli_probabilities(p: Any, *_: Any) -> None:
     if not p.dtype.is_floating_point:
-        raise NotImplementedError(
-            f"\"bernoulli_tensor_cpu_p_\" not implemented for '{_name(p.dtype)}'"
-        )
+        raise _unimplemented("bernoulli_tensor_cpu_p_", p.dtype)
 
 
 @check("aten.bernoulli_.Tensor", "aten.bernoulli.Tensor")
@@ -206,7 +197,7 @@ def multinomial(weights: Any, samples: int, replacement: bool = False, *_: Any) 
     if not 0 < len(weights.shape) <= 2:
         raise RuntimeError("prob_dist must be 1 or 2 dim")
     if not weights.dtype.is_floating_point:
-        name = _name(weights.dtype)
+        name = scalar_type(weights.dtype)
         raise RuntimeError(
             f"multinomial only supports floating-point dtypes for input, got: {name}"
         )
@@ -228,7 +219,7 @@ def randperm(n: int, *values: Any) -> None:
     if dtype.is_floating_point:
         largest = (1 << (1 - int(math.log2(torch.finfo(dtype).eps)))) + 1
         if n > largest:
-            raise RuntimeError(f"n cannot be greater than {largest} for {_name(dtype)} type.")
+            raise RuntimeError(f"n cannot be greater than {largest} for {scalar_type(dtype)} type.")
     elif n > torch.iinfo(dtype).max:
         name = str(dtype).removeprefix("torch.")
         raise RuntimeError(f"value cannot be converted to type {name}_t without overflow")

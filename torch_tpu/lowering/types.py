@@ -130,6 +130,27 @@ def element_type(dtype: torch.dtype) -> str:
         raise NotImplementedError(f"dtype {dtype} is not supported on the tpu device") from None
 
 
+_SCALAR_TYPES = {
+    torch.float32: "Float",
+    torch.float64: "Double",
+    torch.float16: "Half",
+    torch.bfloat16: "BFloat16",
+    torch.int64: "Long",
+    torch.int32: "Int",
+    torch.int16: "Short",
+    torch.int8: "Char",
+    torch.uint8: "Byte",
+    torch.bool: "Bool",
+    torch.complex64: "ComplexFloat",
+    torch.complex128: "ComplexDouble",
+}
+
+
+def scalar_type(dtype: torch.dtype) -> str:
+    """The dtype's name in the errors of PyTorch's C++ code."""
+    return _SCALAR_TYPES.get(dtype, str(dtype).removeprefix("torch."))
+
+
 def tensor_type(shape: Sequence[int], dtype: torch.dtype) -> str:
     dims = "".join(f"{d}x" for d in shape)
     return f"tensor<{dims}{element_type(dtype)}>"

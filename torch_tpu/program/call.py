@@ -18,10 +18,15 @@ from torch.autograd import forward_ad
 from torch_tpu.lowering import emit, registry, views
 from torch_tpu.lowering.argument_checks import ARGUMENT_CHECKS
 from torch_tpu.lowering.meta import call_on_meta, empty_on_cpu, is_structured
-from torch_tpu.lowering.types import LoweringError, UnsupportedDtypeError, Value
+from torch_tpu.lowering.types import LoweringError, UnsupportedDtypeError, Value, scalar_type
 from torch_tpu.lowering.variants import Variant, functional_variant, written_arguments
 from torch_tpu.program import options as program_options
-from torch_tpu.program.cpu_errors import check_dtypes, error_of_cpu, map_arguments
+from torch_tpu.program.cpu_errors import (
+    check_dtypes,
+    check_result_dtypes,
+    error_of_cpu,
+    map_arguments,
+)
 from torch_tpu.program.describe import describe
 from torch_tpu.program.emitter import CallEmitter, finish, new_output
 from torch_tpu.program.fallback import announce_fallback
@@ -262,6 +267,10 @@ def _plan(
         fresh[i] = torch.empty(0, dtype=outs[0].dtype, device="meta")
     for value, meta in zip(outs, fresh, strict=False):
         finished.append(new_output(b, value, meta))
+    if any(
+        t.dtype is not v.dtype for t, v in zip(targets, outs[len(fresh) :], strict=False)
+    ) and any(schema.arguments[i].is_out for i in written):
+        check_result_dtypes(overload, args)
     unchanged = {id(t): v for t, v in zip(targets, _flatten(written_values), strict=True)}
     for target, value in zip([*targets, *mutated], outs[len(fresh) :], strict=False):
         if value is not unchanged.get(id(target)):
@@ -310,8 +319,8 @@ def _fit(b: CallEmitter, overload: Any, value: Value, target: TensorArg) -> Valu
     """A written value in its target's dtype and shape."""
     if not torch.can_cast(value.dtype, target.dtype):
         raise RuntimeError(
-            f"result type {_type_name(value.dtype)} can't be cast to the desired output type "
-            f"{_type_name(target.dtype)}"
+            f"result type {scalar_type(value.dtype)} can't be cast to the desired output type "
+            f"{scalar_type(target.dtype)}"
         )
     value = b.convert(value, target.dtype)
     if value.shape != target.sizes:
@@ -323,24 +332,6 @@ def _fit(b: CallEmitter, overload: Any, value: Value, target: TensorArg) -> Valu
                 f"{list(value.shape)}"
             ) from None
     return value
-
-
-def _type_name(dtype: torch.dtype) -> str:
-    names = {
-        torch.float32: "Float",
-        torch.float64: "Double",
-        torch.float16: "Half",
-        torch.bfloat16: "BFloat16",
-        torch.int64: "Long",
-        torch.int32: "Int",
-        torch.int16: "Short",
-        torch.int8: "Char",
-        torch.uint8: "Byte",
-        torch.bool: "Bool",
-        torch.complex64: "ComplexFloat",
-        torch.complex128: "ComplexDouble",
-    }
-    return names.get(dtype, str(dtype))
 
 
 def _returns(

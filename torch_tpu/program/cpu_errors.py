@@ -22,7 +22,7 @@ def map_arguments(value: Any, fn: Any) -> Any:
     return value
 
 
-_ABOUT_DTYPES = re.compile("type|float|complex|bool|half|integ", re.IGNORECASE)
+_ABOUT_DTYPES = re.compile(r"type|float|complex|bool|half|integ|double|\blong\b", re.IGNORECASE)
 
 # Larger calls are not repeated on the CPU for the sake of an error message.
 _MAX_NUMEL_FOR_ERRORS = 1 << 24
@@ -90,6 +90,13 @@ def check_dtypes(overload: Any, args: Sequence[Any]) -> None:
     if _ABOUT_DTYPES.search(str(errors[0])):
         raise errors[0]
     raise NotImplementedError(f'"{overload.name()}" not implemented for {dtypes[0]}')
+
+
+def check_result_dtypes(overload: Any, args: Sequence[Any]) -> None:
+    """Raise what the CPU raises where it does not cast a result to its ``out=`` argument."""
+    error = error_of_cpu(overload, args)
+    if error is not None and _ABOUT_DTYPES.search(str(error)):
+        raise error
 
 
 def _tensors(args: Sequence[Any]) -> list[TensorArg | torch.Tensor]:

@@ -388,6 +388,18 @@ def _depthwise_gradient(b: OpBuilder, taps: list[Value], g: Value, window: Ints)
 # -- the ops -----------------------------------------------------------------------------------
 
 
+def _check_geometry(stride: Ints, padding: Ints, dilation: Ints, output_padding: Ints) -> None:
+    """What PyTorch checks before it picks a kernel."""
+    if any(p < 0 for p in padding):
+        raise RuntimeError("negative padding is not supported")
+    if any(p < 0 for p in output_padding):
+        raise RuntimeError("negative output_padding is not supported")
+    if any(s <= 0 for s in stride):
+        raise RuntimeError("non-positive stride is not supported")
+    if any(d <= 0 for d in dilation):
+        raise RuntimeError("dilation should be greater than zero")
+
+
 @lower("aten.convolution")
 def convolution(
     b: OpBuilder,
@@ -404,6 +416,7 @@ def convolution(
     """x (N, C, *s); weight (O, C / groups, *k), or (C, O / groups, *k) when transposed."""
     n = x.rank - 2
     stride, padding, dilation = (_expand(v, n) for v in (stride, padding, dilation))
+    _check_geometry(stride, padding, dilation, output_padding)
     dtype = opmath_dtype(x.dtype)
     if x.numel == 0 or weight.numel == 0:
         y = b.constant(0, dtype, b.out_shape)

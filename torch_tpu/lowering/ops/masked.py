@@ -11,7 +11,7 @@ from torch_tpu.lowering.emit import OpBuilder
 from torch_tpu.lowering.ops.addressing import cumulative_sum, gather_rows, index_dtype
 from torch_tpu.lowering.ops.data_dependent import masked_select_padded, nonzero_padded
 from torch_tpu.lowering.registry import lower, pointwise
-from torch_tpu.lowering.types import Operand, Value
+from torch_tpu.lowering.types import Operand, Value, scalar_type
 
 
 @pointwise("aten.masked_fill.Scalar", "aten.masked_fill.Tensor", keep=("mask",), opmath=False)
@@ -22,6 +22,11 @@ def masked_fill(b: OpBuilder, x: Value, mask: Value, value: Operand) -> Value:
 @lower("aten.masked_scatter.default")
 def masked_scatter(b: OpBuilder, x: Value, mask: Value, source: Value) -> Value:
     """The n-th True position takes the n-th element of ``source``: a running count and a gather."""
+    if not mask.is_bool:
+        raise RuntimeError(
+            "masked_scatter_ only supports boolean masks, but got mask with dtype "
+            f"{scalar_type(mask.dtype)}"
+        )
     shape = b.out_shape
     x, mask = b.broadcast_to(x, shape), b.broadcast_to(b.convert(mask, torch.bool), shape)
     flat = b.reshape(mask, (mask.numel,))

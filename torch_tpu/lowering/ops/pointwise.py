@@ -10,7 +10,7 @@ import torch
 from torch_tpu.lowering.builder import Builder
 from torch_tpu.lowering.emit import OpBuilder
 from torch_tpu.lowering.registry import lower, pointwise
-from torch_tpu.lowering.types import Operand, Value, real_dtype
+from torch_tpu.lowering.types import Operand, Value, real_dtype, scalar_type
 
 Unary = Callable[[OpBuilder, Value], Value]
 
@@ -277,13 +277,23 @@ def angle(b: OpBuilder, x: Value) -> Value:
     return b.select(b.is_nan(x), x, b.select(b.lt(x, 0), math.pi, b.constant(0, x.dtype, x.shape)))
 
 
+def _one_dtype(first: Value, second: Value) -> None:
+    if first.dtype is not second.dtype:
+        raise RuntimeError(
+            f"Expected object of scalar type {scalar_type(first.dtype)} but got scalar type "
+            f"{scalar_type(second.dtype)} for second argument"
+        )
+
+
 @lower("aten.complex")
 def complex_(b: OpBuilder, re: Value, im: Value) -> Value:
+    _one_dtype(re, im)
     return b.complex(re, im)
 
 
 @lower("aten.polar")
 def polar(b: OpBuilder, magnitude: Value, phase: Value) -> Value:
+    _one_dtype(magnitude, phase)
     return b.complex(b.mul(magnitude, b.cos(phase)), b.mul(magnitude, b.sin(phase)))
 
 

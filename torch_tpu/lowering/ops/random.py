@@ -299,14 +299,16 @@ def multinomial(b: OpBuilder, weights: Value, samples: int, replacement: bool = 
     """Category numbers (…, samples) drawn with probability proportional to ``weights`` (…, n)."""
     work = compute_dtype(weights.dtype)
     p = b.convert(weights, work)
-    if samples == 1 or not replacement:
+    race = samples == 1 or not replacement
+    _check_probabilities(b, p, race)
+    if race:
         # The order of an exponential race: p / Exp(1), largest first.
-        race = b.div(p, b.neg(b.log(b.random_open_uniform(p.shape, work))))
+        keys = b.div(p, b.neg(b.log(b.random_open_uniform(p.shape, work))))
         places = b.iota(p.shape, p.rank - 1, torch.int32)
         _, order = (
-            b.sort([race, places], -1, lambda a, c, *_: b.total_less(a, c, descending=True))
+            b.sort([keys, places], -1, lambda a, c, *_: b.total_less(a, c, descending=True))
             if samples > 1
-            else _first_of(b, race, places)
+            else _first_of(b, keys, places)
         )
         return b.convert(b.slice_dim(order, -1, 0, samples), torch.int64)
     total = _prefix(b, p, b.add)
@@ -317,6 +319,26 @@ def multinomial(b: OpBuilder, weights: Value, samples: int, replacement: bool = 
     top = b.slice_dim(bounds, -1, p.shape[-1] - 1, p.shape[-1])
     target = b.mul(b.random_uniform(shape, work), top)
     return b.convert(_first_above(b, bounds, target), torch.int64)
+
+
+def _check_probabilities(b: OpBuilder, p: Value, race: bool) -> None:
+    """What PyTorch's CPU finds wrong with weights, in its words: they differ with the algorithm."""
+
+    def some(flags: Value) -> Value:
+        return b.reduce(flags, "or", range(flags.rank))
+
+    invalid = "invalid multinomial distribution"
+    negative, finite = b.not_(b.ge(p, 0.0)), b.is_finite(p)
+    if race:
+        wrong = b.or_(negative, b.not_(finite))
+        text = "probability tensor contains either `inf`, `nan` or element < 0"
+        b.note_assertion(some(wrong), text)
+    else:
+        b.note_assertion(some(negative), f"{invalid} (encountering probability entry < 0)")
+        text = f"{invalid} (encountering probability entry = infinity or NaN)"
+        b.note_assertion(some(b.not_(finite)), text)
+    total = b.reduce(p, "add", [p.rank - 1])
+    b.note_assertion(some(b.le(total, 0.0)), f"{invalid} (sum of probabilities <= 0)")
 
 
 def _first_of(b: OpBuilder, keys: Value, places: Value) -> tuple[Value, Value]:

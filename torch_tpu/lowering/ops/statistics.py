@@ -91,6 +91,8 @@ def searchsorted(
 def bucketize(
     b: OpBuilder, value: Operand, sequence: Value, out_int32: bool = False, right: bool = False
 ) -> Value:
+    if sequence.rank != 1:
+        raise RuntimeError(f"boundaries tensor must be 1 dimension, but got dim({sequence.rank})")
     return _search(b, sequence, value, right)
 
 
@@ -245,6 +247,13 @@ def histogram_edges(
     return _histogram(b, b.reshape(x, (x.numel, 1)), [bins], weight, density), bins
 
 
+def _one_count_a_dim(x: Value, bins: Sequence[object]) -> None:
+    if len(bins) != x.shape[-1]:
+        raise RuntimeError(
+            "histogramdd: The size of bins must be equal to the innermost dimension of the input."
+        )
+
+
 @lower(
     "aten._histogramdd_bin_edges",
     specs=lambda x, bins, *_: [((n + 1,), x.dtype) for n in bins],
@@ -257,6 +266,7 @@ def histogramdd_bin_edges(
     weight: Value | None = None,
     density: bool = False,
 ) -> list[Value]:
+    _one_count_a_dim(x, bins)
     return _range_edges(b, _rows(b, x), bins, range)
 
 
@@ -269,6 +279,7 @@ def histogramdd_from_bin_counts(
     weight: Value | None = None,
     density: bool = False,
 ) -> Value:
+    _one_count_a_dim(x, bins)
     rows = _rows(b, x)
     return _histogram(b, rows, _range_edges(b, rows, bins, range), weight, density)
 
@@ -284,4 +295,5 @@ def histogramdd_from_bin_tensors(
     weight: Value | None = None,
     density: bool = False,
 ) -> Value:
+    _one_count_a_dim(x, bins)
     return _histogram(b, _rows(b, x), bins, weight, density)
