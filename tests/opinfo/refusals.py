@@ -30,12 +30,14 @@ DTYPES = (
 def refused_dtypes(op: OpInfo) -> list[torch.dtype]:
     """Dtypes of ours that PyTorch's database does not list for the CPU.
 
-    Half precision that CUDA computes is left out: models written for CUDA rely on it.
+    Half precision and integers that CUDA computes are left out: models written for CUDA rely on
+    them (mixtures of experts count tokens with an integer histc).
     """
 
     def only_on_cuda(dtype: torch.dtype) -> bool:
         half = dtype.is_floating_point and dtype.itemsize == 2
-        return half and dtype in op.dtypesIfCUDA
+        integral = not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
+        return (half or integral) and dtype in op.dtypesIfCUDA
 
     return [d for d in DTYPES if d not in op.supported_dtypes("cpu") and not only_on_cuda(d)]
 

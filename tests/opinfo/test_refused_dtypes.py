@@ -66,6 +66,13 @@ def test_values_do_not_refuse() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.uint8])
+def test_integers_that_cuda_counts_are_taken(dtype: torch.dtype) -> None:
+    x = torch.tensor([0, 3, 1, 3, 2, 3], dtype=dtype)
+    got = torch.histc(x.to("tpu"), bins=4, min=0, max=3)
+    assert got.dtype is dtype and got.tolist() == torch.bincount(x, minlength=4).tolist()
+
+
 def refuse(name: str) -> None:
     errors, checked = [], 0
     for dtype in refused_dtypes(OPS[name]):

@@ -108,7 +108,7 @@ REFUSED_DTYPES: dict[str, str] = {
     "hardtanh": "bool complex128 complex64",
     "hash_tensor": "complex128 complex64",
     "heaviside": "complex128 complex64",
-    "histc": "bool complex128 complex64 int16 int32 int64 int8 uint8",
+    "histc": "bool complex128 complex64",
     "histogram": "bfloat16 bool complex128 complex64 float16 int16 int32 int64 int8 uint8",
     "huber_loss": "bool complex128 complex64 int16 int32 int64 int8 uint8",
     "hypot": "bool complex128 complex64 int16 int32 int64 int8 uint8",
