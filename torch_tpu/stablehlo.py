@@ -46,6 +46,16 @@ class Program:
     outputs: tuple[tuple[str, tuple[int, ...], str], ...]
     weights: Mapping[str, torch.Tensor]
 
+    @property
+    def bytecode(self) -> bytes:
+        """There is none: raises NotImplementedError, and says what makes it of the text."""
+        raise NotImplementedError(
+            "export: portable bytecode is written by MLIR's and StableHLO's own libraries, which "
+            "neither PyTorch nor a PJRT plug-in offers; the text holds the same program: PJRT "
+            "plug-ins take it as it is, and StableHLO's own tool converts it: "
+            "stablehlo-translate --serialize program.mlir --target=1.0.0"
+        )
+
     def save(self, path: str | Path) -> None:
         """Write ``path`` (a folder): program.mlir, signature.json and weights.pt."""
         folder = Path(path)

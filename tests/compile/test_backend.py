@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import subprocess
 import sys
 import warnings
@@ -314,6 +315,17 @@ def _opaque_op():
         yield
 
 
+def test_each_graph_is_lowered_once():
+    """Also the backward pass, whose inputs are views of what the forward pass has saved."""
+    stages = []
+    note = {"debug_callback": lambda stage, artifact: stages.append(stage)}
+    model = nn.MultiheadAttention(8, 2, batch_first=True).to("tpu")
+    step = torch.compile(lambda x: model(x, x, x)[0].square().mean(), backend="tpu", options=note)
+    for _ in range(2):
+        step(torch.randn(2, 4, 8, device="tpu")).backward()
+    assert stages == ["graph", "forward", "forward_text", "backward", "backward_text"]
+
+
 def test_a_graph_that_cannot_be_compiled_runs_with_one_warning():
     f = torch.compile(_unsupported, backend="tpu")
     x = torch.ones(3, device="tpu")
@@ -322,6 +334,27 @@ def test_a_graph_that_cannot_be_compiled_runs_with_one_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert f(x).sum().item() == 12
+
+
+def test_a_lowering_that_fails_is_no_reason_to_stop(monkeypatch):
+    from torch_tpu.lowering import registry
+
+    def broken(b, x):
+        raise TypeError("a mistake of ours")
+
+    name = registry.overload_name(torch.ops.aten.digamma.default)
+    x = torch.ones(3)
+    want = torch.digamma(x) + 1
+    device = x.to("tpu")
+    torch.digamma(device)  # single calls know it from here on
+    lowering = registry.find(torch.ops.aten.digamma.default)
+    monkeypatch.setitem(registry._LOWERINGS, name, dataclasses.replace(lowering, fn=broken))
+    with pytest.warns(UserWarning, match=r"digamma.*TypeError: a mistake of ours.*py:\d+") as seen:
+        got = torch.compile(lambda x: torch.digamma(x) + 1, backend="tpu")(device)
+    assert len([w for w in seen if "op by op" in str(w.message)]) == 1
+    torch.testing.assert_close(got.cpu(), want)
+    with pytest.raises(Exception, match="a mistake of ours"):
+        compiled(lambda x: torch.digamma(x) + 2)(device)
 
 
 def test_with_fullgraph_it_raises():

@@ -60,3 +60,9 @@ def test_what_cannot_be_exported_is_named():
         stablehlo.export(Bad(), (torch.ones(3),))
     with pytest.raises(ValueError, match="'separate' or 'embedded'"):
         stablehlo.export(Net(), (torch.ones(2, 8),), weights="inside")
+
+
+def test_there_is_no_bytecode():
+    program = torch_tpu.export(nn.Linear(2, 2), (torch.ones(1, 2),))
+    with pytest.raises(NotImplementedError, match="stablehlo-translate --serialize"):
+        _ = program.bytecode

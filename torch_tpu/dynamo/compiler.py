@@ -107,9 +107,10 @@ def compile_graph(
 ) -> Callable[..., Any]:
     """A functional ATen graph as a native callable (boxed: it takes one list of inputs).
 
-    Lowered at once if its shapes are known, so that what cannot be compiled shows here: such a
-    graph runs op by op after one warning, or raises GraphError if ``strict``. It is lowered anew
-    for inputs that lie differently in their storages and for new sizes of a dynamic graph.
+    A forward graph is lowered at once if its shapes are known, so that what cannot be compiled
+    shows here: such a graph runs op by op after one warning, or raises GraphError if ``strict``. It
+    is lowered anew for inputs that lie differently in their storages and for new sizes of a dynamic
+    graph. A backward graph gets here when it is about to run, and what it gets are often views.
     """
     written = written_placeholders(graph)
     names = [n.name for n in graph.graph.nodes if n.op == "placeholder"]
@@ -139,7 +140,9 @@ def compile_graph(
         )
         return graph
 
-    expected = _expected_inputs(placeholder_values(graph), written)
+    expected = None
+    if stage != "backward":
+        expected = _expected_inputs(placeholder_values(graph), written)
     ready: GraphProgram | None = None
     circumstances = program_options.fingerprint()
     if expected is not None:

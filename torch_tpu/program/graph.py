@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch_tpu.lowering import views
 from torch_tpu.lowering.emit import Spec
 from torch_tpu.lowering.interpreter import GraphError, Interpreter, node_name, source_line
-from torch_tpu.lowering.types import LoweringError, Value
+from torch_tpu.lowering.types import Value
 from torch_tpu.program import options as program_options
 from torch_tpu.program.emitter import (
     CallEmitter,
@@ -181,11 +181,11 @@ class GraphInterpreter(Interpreter):
         self, node: torch.fx.Node, overload: Any, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
         return self._drawing(
-            node, lambda: super(GraphInterpreter, self).emit(node, overload, args, kwargs)
+            lambda: super(GraphInterpreter, self).emit(node, overload, args, kwargs)
         )
 
-    def _drawing(self, node: torch.fx.Node, emit: Callable[[], Any]) -> Any:
-        """Emit one node with a random state of its own; name the node in errors."""
+    def _drawing(self, emit: Callable[[], Any]) -> Any:
+        """Emit one node with a random state of its own."""
         b = self.b
         state = b.rng_state
         b.rng_used, b._rng_draws = False, 0
@@ -194,22 +194,25 @@ class GraphInterpreter(Interpreter):
             b.rng_state = (state[0], b.add(state[1], self.draws))
         try:
             return emit()
+        finally:
+            self.draws += b.rng_used
+            b.rng_state = state
+
+    def call(self, node: torch.fx.Node) -> Any:
+        """Emit a node. Tracing has checked the call, so any error is the lowering's."""
+        try:
+            if isinstance(node.target, torch._ops.HigherOrderOperator):
+                return self._drawing(lambda: super(GraphInterpreter, self).call(node))
+            return super().call(node)
         except GraphError as error:
             if error.where:
                 raise
             raise GraphError(node, str(error)) from error
         except NotImplementedError as error:
             raise GraphError(node, str(error)) from error
-        except LoweringError as error:
-            raise GraphError(node, f"lowering failed: {error}") from error
-        finally:
-            self.draws += b.rng_used
-            b.rng_state = state
-
-    def call(self, node: torch.fx.Node) -> Any:
-        if isinstance(node.target, torch._ops.HigherOrderOperator):
-            return self._drawing(node, lambda: super(GraphInterpreter, self).call(node))
-        return super().call(node)
+        except Exception as error:
+            reason = f"lowering failed: {type(error).__name__}: {error}"
+            raise GraphError(node, reason) from error
 
     def op(
         self, node: torch.fx.Node, overload: Any, args: Sequence[Any], kwargs: dict[str, Any]
