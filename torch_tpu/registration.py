@@ -41,6 +41,7 @@ def register() -> None:
     after_import("torch._dynamo.backends.registry", lambda _: _install_compiler())
     after_import("torch._subclasses.fake_impls", lambda _: _install_fake_rules())
     after_import("torch._dynamo.trace_rules", _install_trace_rules)
+    after_import("torch._decomp.decompositions", lambda _: _keep_ops())
     after_import("torch.nn.attention.flex_attention", _admit_to_flex_attention)
     _registered = True
 
@@ -89,6 +90,12 @@ def _install_compiler() -> None:
     from torch_tpu.dynamo import backend
 
     backend.install()
+
+
+def _keep_ops() -> None:
+    from torch_tpu.dynamo import decompositions
+
+    decompositions.install()
 
 
 def _install_trace_rules(rules: ModuleType) -> None:

@@ -48,7 +48,7 @@ NO_PROGRAM = {
     "linalg.ldl_factor_ex": "the pivoted LDL factorisation is the CPU's",
     "linalg.ldl_solve": "the pivoted LDL factorisation is the CPU's",
 }
-MODULES = ("Linear", "Conv2d", "BatchNorm2d", "Embedding")
+MODULES = ("Linear", "Conv2d", "BatchNorm2d", "Embedding", "MultiLabelMarginLoss")
 
 
 @contextmanager
