@@ -35,6 +35,10 @@ NATIVE = frozenset(
         "aten::detach",
         "aten::detach_",
         "aten::lift",
+        # Views whose schema hides it: PyTorch's own kernels alias their argument.
+        "aten::_unsafe_view",
+        "aten::unsafe_split",
+        "aten::unsafe_split_with_sizes",
         "aten::lift_fresh",
         "aten::resolve_conj",
         "aten::resolve_neg",

@@ -234,8 +234,14 @@ def _plan(
     lowering = registry.find(overload)
     variant = functional_variant(overload) if written and lowering is None else None
     targets: list[TensorArg] = []
+    results_given: set[int] = set()  # ids of out= arguments
+    # A functional form returns what is new first, then what it would have written.
+    written = tuple(sorted(written, key=lambda i: not schema.arguments[i].is_out))
     for i in written:
-        targets += args[i] if isinstance(args[i], list) else [args[i]]
+        given = args[i] if isinstance(args[i], list) else [args[i]]
+        targets += given
+        if schema.arguments[i].is_out:
+            results_given |= {id(t) for t in given}
 
     values = [map_arguments(a, b.value) for a in args]
     ruled = results is not None and not written and lowering is not None and lowering.specs
@@ -244,7 +250,7 @@ def _plan(
         results = None
     written_values = [values[i] for i in written]
     if variant is not None:
-        outs = _emit_variant(b, variant, values)
+        outs = _emit_variant(b, variant, values, targets)
     elif written:
         # Only the mutating form exists: its lowering returns the new values of what it writes.
         specs: list[emit.Spec] | None = [(t.sizes, t.dtype) for t in targets]
@@ -267,10 +273,15 @@ def _plan(
         fresh[i] = torch.empty(0, dtype=outs[0].dtype, device="meta")
     for value, meta in zip(outs, fresh, strict=False):
         finished.append(new_output(b, value, meta))
-    if any(
+    if results_given and any(
         t.dtype is not v.dtype for t, v in zip(targets, outs[len(fresh) :], strict=False)
-    ) and any(schema.arguments[i].is_out for i in written):
+    ):
         check_result_dtypes(overload, args)
+    for target, value in zip(targets, outs[len(fresh) :], strict=False):
+        if id(target) in results_given and value.shape != target.sizes:
+            plan.resizes.append((target.index, value.shape))
+    if plan.resizes:  # PyTorch's own rule has not said so; an out= argument never broadcasts
+        return Plan(resizes=plan.resizes)
     unchanged = {id(t): v for t, v in zip(targets, _flatten(written_values), strict=True)}
     for target, value in zip([*targets, *mutated], outs[len(fresh) :], strict=False):
         if value is not unchanged.get(id(target)):
@@ -281,12 +292,17 @@ def _plan(
     return plan
 
 
-def _emit_variant(b: CallEmitter, variant: Variant, values: list[Any]) -> Any:
+def _emit_variant(
+    b: CallEmitter, variant: Variant, values: list[Any], targets: Sequence[TensorArg]
+) -> Any:
     picked = []
     for position, argument in zip(
         variant.arguments, variant.functional._schema.arguments, strict=True
     ):
-        picked.append(values[position] if position >= 0 else argument.default_value)
+        value = values[position] if position >= 0 else argument.default_value
+        if argument.name == "dtype" and value is None and len(targets) == 1:
+            value = targets[0].dtype  # PyTorch computes in the dtype of an out= argument
+        picked.append(value)
     positional, keywords = emit.unbind_arguments(variant.functional, picked)
     return emit.emit_op(b, variant.functional, positional, keywords)
 
