@@ -29,6 +29,8 @@ _SMALL_PATCH = 64
 _LARGE_PATCH = 160
 # Windows of depthwise convolutions of at most this many elements are unrolled.
 _MOST_TAPS = 128
+# So many elements of a depthwise weight gradient's window are one kernel.
+_TAPS_A_REDUCTION = 16
 
 
 def _expand(values: Ints, n: int) -> list[int]:
@@ -376,12 +378,15 @@ def _depthwise_gradient(b: OpBuilder, taps: list[Value], g: Value, window: Ints)
     shape = (g.shape[0], channels, many, *g.shape[2:])
     spatial = list(range(3, len(shape)))
     grad = b.reshape(g, shape)
-    sums = [
-        b.reduce(
-            b.mul(b.broadcast_in_dim(tap, shape, [0, 1, *spatial]), grad), "add", [0, *spatial]
+    sums: list[Value] = []
+    for first in range(0, len(taps), _TAPS_A_REDUCTION):
+        some = taps[first : first + _TAPS_A_REDUCTION]
+        sums += b.reduce_general(
+            [b.mul(b.broadcast_in_dim(t, shape, [0, 1, *spatial]), grad) for t in some],
+            [b.constant(0, grad.dtype)] * len(some),
+            [0, *spatial],
+            lambda *v: [b.add(v[i], v[len(v) // 2 + i]) for i in range(len(v) // 2)],
         )
-        for tap in taps
-    ]
     return b.reshape(b.stack(sums, 2), (channels * many, 1, *window))
 
 
