@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from torch_tpu.lowering.emit import OpBuilder
+from torch_tpu.lowering.ops.banded import banded_product
 from torch_tpu.lowering.ops.pooling import larger
 from torch_tpu.lowering.regions import lowest
 from torch_tpu.lowering.registry import lower
@@ -40,6 +41,10 @@ def _averaging(b: OpBuilder, size: int, out: int, dtype: torch.dtype) -> Value:
 
 def _along(b: OpBuilder, x: Value, dim: int, matrix: Value, side: int) -> Value:
     """Contract ``dim`` of x with dim ``side`` of the matrix; the other one takes its place."""
+    return banded_product(b, x, dim, matrix, side, lambda: _contract(b, x, dim, matrix, side))
+
+
+def _contract(b: OpBuilder, x: Value, dim: int, matrix: Value, side: int) -> Value:
     saved, b.matmul_precision = b.matmul_precision, "HIGHEST"
     out = b.dot_general(x, matrix, ([dim], [side]))
     b.matmul_precision = saved

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from torch_tpu.lowering.emit import OpBuilder
+from torch_tpu.lowering.ops.banded import banded_product
 from torch_tpu.lowering.registry import lower
 from torch_tpu.lowering.types import Value, opmath_dtype
 
@@ -235,6 +236,17 @@ def _contract_bytes(b: OpBuilder, x: Value, dim: int, matrix: Value) -> Value:
     return b.clamp(shifted, 0, 255)
 
 
+def _product(b: OpBuilder, x: Value, dim: int, mode: _Mode, axis: _Axis) -> Value:
+    matrix, reading = mode.matrix(b, axis), None
+    if mode.taps is not None:
+        taps = mode.taps(b, axis)
+
+        def reading() -> Value:
+            return _gathered(b, x, dim, taps)
+
+    return banded_product(b, x, dim, matrix, 1, lambda: _contract(b, x, dim, matrix, 1), reading)
+
+
 def _resize(
     b: OpBuilder, x: Value, mode: _Mode, align: bool, scales: Sequence[float | None]
 ) -> Value:
@@ -252,8 +264,12 @@ def _resize(
         elif mode.taps is not None and axis.size > _LONGEST_MATRIX:
             y = _gathered(b, y, dim, mode.taps(b, axis))
         else:
-            y = _contract(b, y, dim, mode.matrix(b, axis), 1)
+            y = _product(b, y, dim, mode, axis)
     return b.convert(y, x.dtype)
+
+
+def _gradient_product(b: OpBuilder, grad: Value, dim: int, matrix: Value) -> Value:
+    return banded_product(b, grad, dim, matrix, 0, lambda: _contract(b, grad, dim, matrix, 0))
 
 
 def _resize_gradient(
@@ -271,7 +287,7 @@ def _resize_gradient(
     for i, axis in enumerate(axes):
         if axis.size == axis.out and mode.taps is _linear_taps:
             continue
-        y = _contract(b, y, grad.rank - n + i, mode.matrix(b, axis), 0)
+        y = _gradient_product(b, y, grad.rank - n + i, mode.matrix(b, axis))
     return b.convert(y, grad.dtype)
 
 
