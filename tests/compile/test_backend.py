@@ -272,6 +272,18 @@ def test_importing_the_package_does_not_import_dynamo():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
+def test_compiling_does_not_import_inductor():
+    """Its import takes longer than compiling a small model."""
+    code = (
+        "import torch, torch_tpu, sys\n"
+        "x = torch.ones(3, device='tpu', requires_grad=True)\n"
+        "torch.compile(lambda x: (x * x).sum(), backend='tpu')(x).backward()\n"
+        "assert x.grad.tolist() == [2, 2, 2]\n"
+        "sys.exit('torch._inductor.lowering' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
 def test_every_mode_is_taken_and_bad_ones_are_listed():
     x = torch.ones(3, device="tpu")
     for mode in ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"):

@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._dynamo.utils import flatten_graph_inputs
+from torch._functorch.aot_autograd import aot_module_simplified
 
 from torch_tpu import _C
 from torch_tpu.dynamo.backend import uses_device
 from torch_tpu.dynamo.host_effects import run_after, take_out
 from torch_tpu.dynamo.options import CompileOptions
+from torch_tpu.dynamo.partition import partition
 from torch_tpu.lowering.interpreter import GraphError
 from torch_tpu.program import options as program_options
 from torch_tpu.program.describe import describe
@@ -51,16 +52,31 @@ def compile_module(
 
         return compile_stage
 
-    backend = aot_autograd(
-        fw_compiler=compiler("forward"),
-        bw_compiler=compiler("backward"),
-        inference_compiler=compiler("forward"),
-        partition_fn=min_cut_rematerialization_partition,
-        # Ops without a lowering are decomposed where they are emitted.
-        decompositions={},
-        keep_inference_input_mutations=True,
-    )
-    return backend(module, example_inputs)
+    def translate(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        if any(isinstance(x, (list, tuple, dict)) for x in inputs):
+            return flatten_graph_inputs(module, inputs, translate)
+        # Not through torch._dynamo.backends.common.aot_autograd, which imports Inductor.
+        run = aot_module_simplified(
+            module,
+            inputs,
+            fw_compiler=compiler("forward"),
+            # It is called, and calls, under Dynamo's eyes: from the first backward pass.
+            bw_compiler=_untraced(compiler("backward")),
+            inference_compiler=compiler("forward"),
+            partition_fn=partition,
+            # Ops without a lowering are decomposed where they are emitted.
+            decompositions={},
+            keep_inference_input_mutations=True,
+        )
+        return torch.compiler.disable(run)
+
+    return translate(module, example_inputs)
+
+
+def _untraced(compiler: Callable[..., Any]) -> Callable[..., Any]:
+    """A compiler that Dynamo does not look into, nor into what it makes."""
+    hidden = torch.compiler.disable(compiler)
+    return lambda *args: torch.compiler.disable(hidden(*args))
 
 
 def _fullgraph() -> bool:
