@@ -92,3 +92,19 @@ def test_evaluation_keeps_no_batch_statistics(dtype: torch.dtype) -> None:
         for a, b in zip(want, got, strict=True):
             assert (a.shape, a.dtype) == (b.shape, b.dtype), name
         assert_close(got[0].cpu(), want[0])
+
+
+def test_probabilities_outside_their_range_raise() -> None:
+    """At the next synchronisation, in the CPU's class and words; NaN is outside too."""
+    target = torch.tensor([0.0, 1.0, 1.0])
+    for bad in (1.5, -0.5, float("nan")):
+        x = torch.tensor([0.2, bad, 1.0])
+        with pytest.raises(RuntimeError) as on_cpu:
+            torch.nn.functional.binary_cross_entropy(x, target)
+        y, wanted = x.to("tpu"), target.to("tpu")
+        with pytest.raises(RuntimeError, match=str(on_cpu.value)):
+            torch.nn.functional.binary_cross_entropy(y, wanted).cpu()
+    right = torch.tensor([0.2, 0.0, 1.0])
+    want = torch.nn.functional.binary_cross_entropy(right, target)
+    got = torch.nn.functional.binary_cross_entropy(right.to("tpu"), target.to("tpu"))
+    assert_close(got.cpu(), want)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import torch_tpu  # noqa: F401
+from tests.conftest import SHARE
 
 from .compare import all_ops, name_of, on_cpu, on_device
 from .exceptions import ERROR_EXCEPTIONS
@@ -55,7 +56,7 @@ CASES = [n for n in OPS if n not in ERROR_EXCEPTIONS]
 SAMPLE = sorted({*CASES[::6], "complex", "aminmax", "multinomial", "masked_scatter", "bucketize"})
 
 
-@pytest.mark.parametrize("name", SAMPLE)
+@pytest.mark.parametrize("name", SAMPLE[::SHARE])
 def test_sampled(name: str) -> None:
     run(name)
 

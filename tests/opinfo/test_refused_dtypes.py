@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.conftest import SHARE
 from torch_tpu import _C
 
 from .compare import all_ops
@@ -90,7 +91,7 @@ def refuse(name: str) -> None:
         pytest.skip("the CPU takes its sample in every dtype, or it cannot be cast")
 
 
-@pytest.mark.parametrize("name", REFUSING[::8])
+@pytest.mark.parametrize("name", REFUSING[:: 8 * SHARE])
 def test_sampled(name: str) -> None:
     refuse(name)
 

@@ -140,6 +140,9 @@ def binary_cross_entropy(
 ) -> Value:
     """-(t log x + (1 - t) log(1 - x)) with both logarithms bounded below by -100."""
     x, target = _aligned(b, x, target)
+    outside = b.not_(b.and_(b.ge(x, 0), b.le(x, 1)))
+    wrong = b.reduce(outside, "or", range(x.rank))
+    b.note_assertion(wrong, "all elements of input should be between 0 and 1")
     log_x = b.maximum(b.log(x), -100)
     log_rest = b.maximum(b.log1p(b.neg(x)), -100)
     loss = b.sub(b.mul(b.sub(target, 1), log_rest), b.mul(target, log_x))
