@@ -30,7 +30,13 @@ SAMPLE = (
     *("nn.functional.layer_norm", "nn.functional.batch_norm", "nn.functional.cross_entropy"),
     *("linalg.cholesky", "linalg.solve_triangular", "linalg.solve", "fft.rfft", "tril"),
     *("nn.functional.scaled_dot_product_attention", "nn.functional.rrelu", "normal.in_place"),
-    *("_unsafe_masked_index", "nn.functional.linear_cross_entropy.chunked", "geqrf", "item"),
+    *(
+        "_unsafe_masked_index",
+        "nn.functional.linear_cross_entropy.chunked",
+        "geqrf",
+        "item",
+        "histogram",
+    ),
     *(
         "nn.functional.pad.reflect",
         "view_as_complex",
