@@ -135,3 +135,33 @@ def test_prints_come_in_order(capsys):
     for _ in range(2):
         assert step(torch.ones(3, device="tpu")).sum().item() == 9
     assert capsys.readouterr().out.splitlines() == ["first 3.0", "then 2.0 of 7"] * 2
+
+
+def test_assertions_in_scans_and_in_backward_passes():
+    def total(x):
+        def step(carry, row):
+            torch._assert_async((row < 5).all(), "rows below five")
+            return carry + row, carry * row
+
+        return torch._higher_order_ops.scan(step, torch.zeros(2, device=x.device), x)[0]
+
+    step = compiled(total)
+    assert step(torch.tensor([[1.0, 2], [3, 4]], device="tpu")).tolist() == [4, 6]
+    assert str(raised(step, torch.tensor([[1.0, 2], [3, 9]], device="tpu"))) == "rows below five"
+
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            torch._assert_async((grad > 0).all(), "gradients above zero")
+            return grad * 2
+
+    loss = compiled(lambda x: Double.apply(x).sum())
+    x = torch.ones(3, device="tpu", requires_grad=True)
+    (gradient,) = torch.autograd.grad(loss(x), x)
+    assert gradient.tolist() == [2, 2, 2]
+    error = raised(lambda: torch.autograd.grad(-loss(x), x)[0])
+    assert str(error) == "gradients above zero"
