@@ -30,6 +30,8 @@ def merge(kept: dict[str, Any], mode: str, path: Path) -> None:
         row = {"status": result["status"], "gradients": result.get("gradients", 0)}
         if result["status"] != "ok":
             row["detail"] = " ".join(result.get("detail", "").split())[:100]
+        if mode == "compile":
+            row["whole"] = result["graphs"] == 1 and not result["breaks"]
         if result.get("fallbacks"):
             row["fallbacks"] = result["fallbacks"]
         table["types"][result["type"]] = row
@@ -72,11 +74,25 @@ def page(kept: dict[str, Any]) -> str:
                 for name, row in failing.items()
             ]
             lines.append("")
-    for mode in MODES:
-        table = kept.get(mode, {"types": {}})["types"]
-        names = [name for name, row in table.items() if row["status"] == "ok"]
-        if names:
-            lines += [f"## Agree in {mode}", "", ", ".join(f"`{n}`" for n in names), ""]
+    tables = {mode: kept.get(mode, {"types": {}})["types"] for mode in MODES}
+    compiled = tables["compile"].values()
+    lines += [
+        "## By type",
+        "",
+        "yes: agrees with the CPU; no: see above; empty: not run. Compiled means",
+        '`torch.compile(model, backend="tpu")`, for a fixed list of types; '
+        f"{sum(row['whole'] for row in compiled)} of {len(compiled)} are one graph",
+        "without a break.",
+        "",
+        "| type | strict | fused | compiled |",
+        "|---|---|---|---|",
+    ]
+    words = {"ok": "yes", "": ""}
+    for name in sorted({n for table in tables.values() for n in table}):
+        cells = [tables[mode].get(name, {"status": ""})["status"] for mode in MODES]
+        if set(cells) & {"ok"}:
+            lines.append(f"| {name} | {' | '.join(words.get(c, 'no') for c in cells)} |")
+    lines.append("")
     table = kept.get("strict", {"types": {}})["types"]
     unbuilt = {name: row for name, row in table.items() if row["status"] == "unbuilt"}
     lines += [

@@ -112,6 +112,15 @@ def test_fixed_list(model_type: str) -> None:
     _check(model_type)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("model_type", FIXED)
+def test_fixed_list_compiled(model_type: str) -> None:
+    result = compare.check(model_type, compiled=True)
+    assert result.status == "ok", result.detail
+    assert result.fallbacks == []
+    assert (result.graphs, result.breaks) == (1, 0)
+
+
 def test_lists_name_existing_types() -> None:
     assert len(FIXED) == len(set(FIXED)) == 60
     assert set(COVERING) <= set(FIXED) <= set(tiny.model_types())
