@@ -21,17 +21,20 @@ class Packs {
   template <typename T>
   PJRT_Buffer* get(const T* values, size_t count, int device) {
     static_assert(sizeof(T) == 8);
-    constexpr auto type = std::is_same_v<T, double> ? PJRT_Buffer_Type_F64 : PJRT_Buffer_Type_S64;
-    uint64_t hash = 0x9E3779B97F4A7C15ULL ^ count ^ static_cast<uint64_t>(type) << 32;
+    constexpr bool floats = std::is_same_v<T, double>;
+    constexpr auto type = floats ? PJRT_Buffer_Type_F64 : PJRT_Buffer_Type_S64;
+    uint64_t hash = 0x9E3779B97F4A7C15ULL ^ count;
     for (size_t i = 0; i < count; ++i) {
       uint64_t word;
       std::memcpy(&word, values + i, 8);
-      hash = (hash ^ word) * 0xBF58476D1CE4E5B9ULL;
+      hash ^= word;
+      hash ^= hash >> 32;  // round doubles differ in their upper bits only
+      hash *= 0xBF58476D1CE4E5B9ULL;
       hash ^= hash >> 31;
     }
     const bool keep = count <= kMaxKept;
-    Slot& slot = keep ? slots_[hash % kSlots] : overflow_[type == PJRT_Buffer_Type_F64 ? 1 : 0];
-    if (keep && slot.buffer && slot.hash == hash && slot.type == type && slot.count == count &&
+    Slot& slot = keep ? slots_[floats][hash % kSlots] : overflow_[floats];
+    if (keep && slot.buffer && slot.hash == hash && slot.count == count &&
         std::memcmp(slot.values.data(), values, count * 8) == 0) {
       return slot.buffer.raw();
     }
@@ -39,7 +42,6 @@ class Packs {
     const auto size = static_cast<int64_t>(count);
     slot.buffer = runtime.client().from_host(values, type, &size, 1, runtime.device(device));
     slot.hash = hash;
-    slot.type = type;
     slot.count = count;
     if (keep) std::memcpy(slot.values.data(), values, count * 8);
     return slot.buffer.raw();
@@ -52,12 +54,12 @@ class Packs {
   static constexpr size_t kSlots = 1024;
   struct Slot {
     uint64_t hash = 0;
-    PJRT_Buffer_Type type = PJRT_Buffer_Type_INVALID;
     size_t count = 0;
     std::array<uint64_t, kMaxKept> values{};
     pjrt::Buffer buffer;
   };
-  std::vector<Slot> slots_ = std::vector<Slot>(kSlots);
+  // By type: the floats of a call must not take the place of its integers.
+  std::vector<Slot> slots_[2] = {std::vector<Slot>(kSlots), std::vector<Slot>(kSlots)};
   Slot overflow_[2];
 };
 
