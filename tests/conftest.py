@@ -60,3 +60,16 @@ def cache_beyond_the_process(shares_programs: bool) -> Iterator[None]:
 
     with nullcontext() if shares_programs else cache.disabled():
         yield
+
+
+@pytest.fixture(autouse=True)
+def policies_begin_anew(shares_programs: bool) -> None:
+    """What is compiled depends on what was seen: which sizes change, and in Fused mode how useful
+    the last programs were. Where compiles are counted, other tests are not seen.
+    """
+    from torch_tpu import _C
+    from torch_tpu.program.bounded import policy
+
+    policy.clear()
+    if MODE == "fused" and not shares_programs:
+        _C.clear_fused_programs()

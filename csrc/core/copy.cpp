@@ -46,7 +46,7 @@ BufferRef upload(const at::Tensor& contiguous, c10::IntArrayRef dims, int device
 void install(Storage& storage, BufferRef buffer, c10::ScalarType dtype, c10::IntArrayRef dims) {
   BufferRef old;
   const LaunchLock lock(Runtime::get().state(storage.device));
-  old = std::exchange(storage.buffer, std::move(buffer));
+  old = storage.set_buffer(std::move(buffer));
   storage.set_base(dtype, dims);
 }
 
@@ -68,6 +68,33 @@ BufferRef contents_of(Storage& storage) {
   BufferRef buffer = buffer_of(storage);
   materialise(*buffer);
   return buffer;
+}
+
+// The corner of a tensor of bytes, [sizes…, itemsize].
+at::Tensor corner(at::Tensor bytes, c10::IntArrayRef dims) {
+  for (size_t d = 0; d < dims.size(); ++d) {
+    bytes = bytes.narrow(static_cast<int64_t>(d), 0, dims[d]);
+  }
+  return bytes;
+}
+
+Dims with_bytes(c10::IntArrayRef dims, c10::ScalarType dtype) {
+  Dims out(dims.begin(), dims.end());
+  out.push_back(static_cast<int64_t>(c10::elementSize(dtype)));
+  return out;
+}
+
+// The base's elements, row-major. Waits. Throws pjrt::Error.
+void read_base(const Buffer& buffer, const Storage& storage, void* dst, size_t nbytes) {
+  if (C10_LIKELY(buffer.padded().empty())) {
+    buffer.pjrt().to_host(dst, nbytes);
+    return;
+  }
+  const Dims shape = with_bytes(buffer_dims(storage.dims, buffer.padded()), storage.dtype);
+  const at::Tensor all = at::empty(shape, at::kByte);
+  buffer.pjrt().to_host(all.mutable_data_ptr(), all.nbytes());
+  at::from_blob(dst, with_bytes(storage.dims, storage.dtype), at::kByte)
+      .copy_(corner(all, storage.dims));
 }
 
 void copy_on_device(const at::Tensor& self, const at::Tensor& src);
@@ -119,7 +146,7 @@ void copy_to_host(const at::Tensor& self, const at::Tensor& src) {
     observe_wait(*buffer, device);
     const activity::Timer timer(activity::Kind::kToHost, "copy to the host", device,
                                 static_cast<int64_t>(host.nbytes()));
-    buffer->pjrt().to_host(host.mutable_data_ptr(), host.nbytes());
+    read_base(*buffer, storage_of(dense), host.mutable_data_ptr(), host.nbytes());
   } catch (const pjrt::Error& error) {
     raise_execution_error(error, buffer->producer());
   }
@@ -146,7 +173,7 @@ void copy_across(const at::Tensor& self, const at::Tensor& src) {
                               static_cast<int64_t>(dense.nbytes()));
   try {
     moved = std::make_shared<Buffer>(from->pjrt().copy_to_device(runtime.device(target)), target,
-                                     dense.nbytes(), "copy between devices");
+                                     from->nbytes(), "copy between devices", from->padded());
   } catch (const pjrt::Error& error) {
     raise_execution_error(error, "copy between devices");
   }
@@ -247,13 +274,14 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
   Dims order;
   const at::Tensor one = whole(self, order);
   const BufferRef buffer = contents_of(storage_of(one));
+  const Storage& base = storage_of(one);
   alignas(16) char bytes[16] = {};
   const int device = buffer->device();
   try {
     observe_wait(*buffer, device);
     const activity::Timer timer(activity::Kind::kToHost, "item", device,
                                 static_cast<int64_t>(buffer->nbytes()));
-    buffer->pjrt().to_host(bytes, sizeof bytes);
+    read_base(*buffer, base, bytes, sizeof bytes);
   } catch (const pjrt::Error& error) {
     raise_execution_error(error, buffer->producer());
   }
@@ -272,6 +300,31 @@ at::Tensor clone(const at::Tensor& self, std::optional<c10::MemoryFormat> memory
 }
 
 }  // namespace
+
+void pad_storage(Storage& storage, c10::IntArrayRef padded, uint8_t fill) {
+  const BufferRef old = contents_of(storage);
+  const Dims shape = with_bytes(buffer_dims(storage.dims, padded), storage.dtype);
+  const at::Tensor host = at::full(shape, fill, at::kByte);
+  const at::Tensor exact = at::empty(with_bytes(storage.dims, storage.dtype), at::kByte);
+  Runtime& runtime = Runtime::get();
+  BufferRef longer;
+  const activity::Timer timer(activity::Kind::kToDevice, "padding to a bound", storage.device,
+                              static_cast<int64_t>(host.nbytes()));
+  try {
+    read_base(*old, storage, exact.mutable_data_ptr(), exact.nbytes());
+    corner(host, storage.dims).copy_(exact);
+    longer = std::make_shared<Buffer>(
+        runtime.client().from_host(host.const_data_ptr(), to_pjrt(storage.dtype), shape.data(),
+                                   shape.size() - 1, runtime.device(storage.device)),
+        storage.device, host.nbytes(), "padding to a bound", Dims(padded.begin(), padded.end()));
+  } catch (const pjrt::Error& error) {
+    raise_execution_error(error, "padding to a bound");
+  }
+  counters().repads.fetch_add(1, std::memory_order_relaxed);
+  BufferRef replaced;  // destroyed after the lock is gone
+  const LaunchLock lock(runtime.state(storage.device));
+  replaced = storage.set_buffer(std::move(longer));
+}
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("copy_", &copy_);

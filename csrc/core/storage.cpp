@@ -24,21 +24,23 @@ void report_to_profiler(const Buffer& buffer, int64_t size) {
 
 }  // namespace
 
-Buffer::Buffer(pjrt::Buffer buffer, int device, size_t nbytes, const char* producer)
+Buffer::Buffer(pjrt::Buffer buffer, int device, size_t nbytes, const char* producer, Dims padded)
     : buffer_(std::move(buffer)),
       device_(device),
       state_(State::kReady),
       nbytes_(nbytes),
       producer_(producer),
+      padded_(std::move(padded)),
       address_(memory_history::next_address(nbytes)) {
   enlist();
 }
 
-Buffer::Buffer(int device, size_t nbytes, const char* producer)
+Buffer::Buffer(int device, size_t nbytes, const char* producer, Dims padded)
     : device_(device),
       state_(State::kPending),
       nbytes_(nbytes),
       producer_(producer),
+      padded_(std::move(padded)),
       address_(memory_history::next_address(nbytes)) {}
 
 void Buffer::enlist() {
@@ -114,6 +116,23 @@ void Storage::set_base(c10::ScalarType type, c10::IntArrayRef shape) {
   dtype = type;
   dims.assign(shape.begin(), shape.end());
   numel = c10::multiply_integers(shape);
+}
+
+BufferRef Storage::set_buffer(BufferRef contents) {
+  if (contents != nullptr) {
+    padded = contents->padded();
+  } else {
+    padded.clear();
+  }
+  return std::exchange(buffer, std::move(contents));
+}
+
+Dims buffer_dims(c10::IntArrayRef dims, c10::IntArrayRef padded) {
+  Dims out(dims.begin(), dims.end());
+  for (size_t d = 0; d < padded.size(); ++d) {
+    if (padded[d] != 0) out[d] = padded[d];
+  }
+  return out;
 }
 
 namespace {
@@ -219,7 +238,7 @@ at::TensorBase make_tensor(int device, c10::ScalarType dtype, c10::IntArrayRef s
   auto storage = std::make_unique<Storage>();
   storage->device = device;
   storage->set_base(dtype, base_dims);
-  storage->buffer = std::move(buffer);
+  storage->set_buffer(std::move(buffer));
   const size_t nbytes = static_cast<size_t>(storage->numel) * c10::elementSize(dtype);
   auto impl = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), nbytes,
                                                     make_data_ptr(std::move(storage), nbytes),
@@ -280,7 +299,7 @@ void resize_storage(c10::StorageImpl* impl, size_t nbytes) {
   if (old == nbytes) return;
   const auto itemsize = static_cast<size_t>(c10::elementSize(storage.dtype));
   if (nbytes == 0 || storage.buffer == nullptr) {
-    storage.buffer = nullptr;
+    storage.set_buffer(nullptr);
     if (nbytes % itemsize == 0) {
       storage.set_base(storage.dtype, {static_cast<int64_t>(nbytes / itemsize)});
     } else {
@@ -303,7 +322,7 @@ void resize_storage(c10::StorageImpl* impl, size_t nbytes) {
   const at::Tensor grown = count > before ? at::constant_pad_nd(flat, {0, count - before}, 0)
                                           : flat.narrow(0, 0, count).clone();
   Storage& result = storage_of(grown);
-  storage.buffer = std::move(result.buffer);
+  storage.set_buffer(std::move(result.buffer));
   storage.set_base(result.dtype, result.dims);
   impl->set_nbytes(nbytes);
 }

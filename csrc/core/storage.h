@@ -32,9 +32,10 @@ using Dims = c10::SmallVector<int64_t, 6>;
 class Buffer {
  public:
   // `producer`: a string that lives forever, named in the error of a failed program.
-  Buffer(pjrt::Buffer buffer, int device, size_t nbytes, const char* producer);
+  // `padded`: see Storage.
+  Buffer(pjrt::Buffer buffer, int device, size_t nbytes, const char* producer, Dims padded = {});
   // Pending until fill() or fail().
-  Buffer(int device, size_t nbytes, const char* producer);
+  Buffer(int device, size_t nbytes, const char* producer, Dims padded = {});
   ~Buffer();
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
@@ -54,6 +55,7 @@ class Buffer {
   int device() const noexcept { return device_; }
   size_t nbytes() const noexcept { return nbytes_; }
   const char* producer() const noexcept { return producer_; }
+  const Dims& padded() const noexcept { return padded_; }
   uint64_t address() const noexcept { return address_; }  // see memory_history.h
   // In the device's list of buffers; under DeviceState::live.
   const Buffer* next() const noexcept { return next_; }
@@ -76,6 +78,7 @@ class Buffer {
   std::atomic<State> state_;
   size_t nbytes_;
   const char* producer_;
+  Dims padded_;
   std::string failure_;
   uint64_t address_;
   Buffer* previous_ = nullptr;
@@ -88,6 +91,9 @@ struct Storage {
   c10::ScalarType dtype = c10::ScalarType::Byte;
   Dims dims;         // the base's logical shape; prod(dims) * itemsize == nbytes of the StorageImpl
   BufferRef buffer;  // null: contents undefined
+  // Where the buffer is longer than the base (a bounded program made it): its sizes in those dims,
+  // 0 in all others. The base is its first corner. Empty: the buffer is just the base.
+  Dims padded;
   int64_t numel = 0;
   uintptr_t token = 0;
   Storage* previous = nullptr;  // in the list of all storages
@@ -96,7 +102,12 @@ struct Storage {
       false;  // made without a dtype (UntypedStorage, torch.load): adopts its first user's
 
   void set_base(c10::ScalarType type, c10::IntArrayRef shape);
+  // Returns the buffer it replaces.
+  BufferRef set_buffer(BufferRef contents);
 };
+
+// The shape of a buffer over a base of shape `dims`.
+Dims buffer_dims(c10::IntArrayRef dims, c10::IntArrayRef padded);
 
 c10::Allocator* tpu_allocator();
 

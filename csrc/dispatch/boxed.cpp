@@ -29,7 +29,7 @@ void define_contents(Storage& storage) {
       at::TensorOptions()
           .dtype(storage.dtype)
           .device(c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(storage.device)));
-  storage.buffer = storage_of(zeros).buffer;
+  storage.set_buffer(storage_of(zeros).buffer);
 }
 
 namespace {
@@ -94,6 +94,7 @@ void execute(const Program& program, Call& call, c10::SmallVectorImpl<BufferRef>
     call.ints.push_back(rng.seed);
     call.ints.push_back(rng.offset);
   }
+  call.ints.append(program.dynamic_sizes.begin(), program.dynamic_sizes.end());
   // What the writes replace is destroyed after the lock is gone.
   c10::SmallVector<BufferRef, 4> replaced;
   const LaunchLock lock(state);
@@ -146,12 +147,11 @@ void execute(const Program& program, Call& call, c10::SmallVectorImpl<BufferRef>
       if (old.use_count() == 1) old->donated();
     }
     auto buffer = std::make_shared<Buffer>(pjrt::Buffer(api, outs[i]), call.device, output.nbytes,
-                                           program.name);
+                                           program.name, output.padded);
     if (output.target >= 0) {
       const TensorRef& target = call.tensors[static_cast<size_t>(output.target)];
       Storage& storage = *target.storage;
-      replaced.push_back(std::move(storage.buffer));
-      storage.buffer = std::move(buffer);
+      replaced.push_back(storage.set_buffer(std::move(buffer)));
       if (storage.dtype != output.base_dtype ||
           c10::IntArrayRef(storage.dims) != c10::IntArrayRef(output.base)) {
         storage.set_base(output.base_dtype, output.base);
@@ -270,6 +270,13 @@ void run_call(OpState& op, torch::jit::Stack* stack) {
     if (C10_UNLIKELY(program->cpu_fallback)) {
       run_on_cpu(op, stack);
       return;
+    }
+    if (C10_UNLIKELY(!program->repads.empty())) {
+      TORCH_CHECK(attempt < 3, op.name, ": an operand did not take its padding");
+      for (const Program::Repad& repad : program->repads) {
+        pad_storage(*call.storages[static_cast<size_t>(repad.storage)], repad.padded);
+      }
+      continue;
     }
     if (C10_UNLIKELY(!program->resizes.empty())) {
       TORCH_CHECK(attempt < 2, op.name, ": an out= argument did not take the result's shape");

@@ -17,13 +17,14 @@ void run_call(OpState& op, torch::jit::Stack* stack);
 // buffers of new tensors are left in `results`, in the order of Program::outputs.
 void execute_program(const Program& program, Call& call, c10::SmallVectorImpl<BufferRef>& results);
 
-// Runs a program on the bases and operands of `call`. Written storages get their new buffers; the
-// buffers of new tensors are left in `results`, in the order of Program::outputs.
-void execute_program(const Program& program, Call& call, c10::SmallVectorImpl<BufferRef>& results);
-
 // Turns boolean masks among an index op's arguments into integer indices and runs the call; false
 // if there are none.
 bool expand_masks(OpState& op, torch::jit::Stack* stack);
+
+// Makes a storage's buffer longer, to what a program for many sizes takes (see Storage::padded).
+// Goes through the host: no program that takes the shorter buffer is compiled for it. `fill` is
+// what the bytes beyond the contents become; nothing depends on it.
+void pad_storage(Storage& storage, c10::IntArrayRef padded, uint8_t fill = 0);
 
 // Fills a storage whose contents are undefined with zeros.
 void define_contents(Storage& storage);

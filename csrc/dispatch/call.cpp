@@ -222,7 +222,8 @@ void Call::add_device_tensor(const at::Tensor& given) {
                                     static_cast<uint64_t>(sizes.size()) << 4 |
                                     static_cast<uint64_t>(tensor->scalar_type()) << 12 |
                                     static_cast<uint64_t>(storage.dtype) << 20 |
-                                    static_cast<uint64_t>(index) << 28));
+                                    static_cast<uint64_t>(index) << 28 |
+                                    static_cast<uint64_t>(!storage.padded.empty()) << 55));
   for (const int64_t n : sizes) key.push_back(static_cast<uint64_t>(n));
   if (ref.view != View::kWhole) {
     if (ref.view != View::kReshape) {
@@ -231,6 +232,7 @@ void Call::add_device_tensor(const at::Tensor& given) {
     key.push_back(storage.dims.size());
     for (const int64_t n : storage.dims) key.push_back(static_cast<uint64_t>(n));
   }
+  for (const int64_t n : storage.padded) key.push_back(static_cast<uint64_t>(n));
   tensors.push_back(ref);
 }
 

@@ -4,6 +4,7 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <chrono>
 
 #include "core/activity.h"
@@ -37,7 +38,15 @@ py::list describe_storages(const Call& call) {
   const py::object spec = py::module_::import("torch_tpu.program.plan").attr("StorageSpec");
   py::list out;
   for (const Storage* storage : call.storages) {
-    out.append(spec(to_tuple(storage->dims), py::cast(storage->dtype)));
+    // What is undefined is about to be written, and what this call has made it makes again.
+    const bool can_pad = storage->buffer != nullptr &&
+                         std::none_of(call.held.begin(), call.held.end(), [&](const auto& tensor) {
+                           return has_storage_of_ours(*tensor) && &storage_of(*tensor) == storage;
+                         });
+    const py::object padded =
+        storage->padded.empty() ? py::object(py::none()) : to_tuple(storage->padded);
+    out.append(
+        spec(to_tuple(storage->dims), py::cast(storage->dtype), padded, storage->token, can_pad));
   }
   return out;
 }
@@ -172,8 +181,11 @@ void read_plan(const py::handle& plan, Program& program) {
     output.strides = to_dims(item.attr("strides"));
     output.base_dtype = item.attr("base_dtype").cast<c10::ScalarType>();
     output.base = to_dims(item.attr("base"));
-    output.nbytes = static_cast<size_t>(c10::multiply_integers(output.base)) *
-                    c10::elementSize(output.base_dtype);
+    const py::object padded = item.attr("padded");
+    if (!padded.is_none()) output.padded = to_dims(padded);
+    const Dims shape = buffer_dims(output.base, output.padded);
+    output.nbytes =
+        static_cast<size_t>(c10::multiply_integers(shape)) * c10::elementSize(output.base_dtype);
     program.outputs.push_back(std::move(output));
   }
   for (const py::handle item : plan.attr("returns")) {
@@ -195,6 +207,11 @@ void read_plan(const py::handle& plan, Program& program) {
     const auto pair = item.cast<py::tuple>();
     program.resizes.push_back({pair[0].cast<int>(), to_dims(pair[1])});
   }
+  for (const py::handle item : plan.attr("repads")) {
+    const auto pair = item.cast<py::tuple>();
+    program.repads.push_back({pair[0].cast<int>(), to_dims(pair[1])});
+  }
+  program.dynamic_sizes = plan.attr("dynamic_sizes").cast<std::vector<int64_t>>();
   program.finish();
 }
 

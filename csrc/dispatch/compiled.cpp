@@ -308,16 +308,26 @@ py::object CompiledGraph::results(const Variant& variant, const py::list& inputs
 py::object CompiledGraph::call(const py::list& inputs) {
   const activity::Scope scope(eager_mode() == EagerMode::kDebug);
   Inputs parsed;
-  parse(inputs, parsed);
-  Call& call = parsed.call;
-  auto variant = find(call.key);
-  if (C10_LIKELY(variant != nullptr)) {
-    counters().hits.fetch_add(1, std::memory_order_relaxed);
-    activity::count(activity::Kind::kHit, name_);
-  } else {
-    counters().misses.fetch_add(1, std::memory_order_relaxed);
-    variant = compile(inputs, parsed);
+  std::shared_ptr<const Variant> variant;
+  for (int attempt = 0;; ++attempt) {
+    parse(inputs, parsed);
+    variant = find(parsed.call.key);
+    if (C10_LIKELY(variant != nullptr)) {
+      counters().hits.fetch_add(1, std::memory_order_relaxed);
+      activity::count(activity::Kind::kHit, name_);
+    } else {
+      counters().misses.fetch_add(1, std::memory_order_relaxed);
+      variant = compile(inputs, parsed);
+    }
+    if (C10_LIKELY(variant->program->repads.empty())) break;
+    TORCH_CHECK(attempt < 3, name_, ": an input did not take its padding");
+    const py::gil_scoped_release release;
+    for (const Program::Repad& repad : variant->program->repads) {
+      pad_storage(*parsed.call.storages[static_cast<size_t>(repad.storage)], repad.padded);
+    }
+    parsed = Inputs();
   }
+  Call& call = parsed.call;
   if (C10_UNLIKELY(static_cast<bool>(variant->fallback))) return variant->fallback(*inputs);
   for (const at::Tensor& constant : variant->constants) {
     call.storages.push_back(&storage_of(constant));

@@ -228,7 +228,7 @@ void OpState::retype(const at::Tensor& tensor) {
                                        storage.dims, storage.buffer);
   const at::Tensor typed = bytes.view(dtype).view(dims).clone();
   Storage& result = storage_of(typed);
-  storage.buffer = result.buffer;
+  storage.set_buffer(result.buffer);
   storage.set_base(dtype, result.dims);
 }
 

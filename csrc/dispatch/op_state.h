@@ -70,6 +70,8 @@ struct Counters {
   // Fused mode: calls recorded, recordings run as one program, and call by call.
   std::atomic<int64_t> recorded{0}, fused_runs{0}, split_runs{0};
   // A program new to the process is compiled, or found in the host's directory or the remote root.
+  // Buffers that were made longer for a program for many sizes.
+  std::atomic<int64_t> repads{0};
   std::atomic<int64_t> disk_hits{0}, disk_misses{0}, remote_hits{0};
   std::atomic<int64_t> lower_ns{0}, compile_ns{0}, load_ns{0}, store_ns{0};
   std::atomic<int64_t> bytes_to_device{0}, bytes_to_host{0};

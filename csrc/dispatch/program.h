@@ -22,7 +22,8 @@ struct Program {
     c10::ScalarType dtype{};  // of the tensor
     Dims sizes, strides;      // of the tensor (new tensors only)
     c10::ScalarType base_dtype{};
-    Dims base;  // logical shape of the result = the storage's base
+    Dims base;    // logical shape of the result = the storage's base
+    Dims padded;  // of its buffer, see Storage
     size_t nbytes = 0;
   };
   // One value the op returns.
@@ -35,6 +36,10 @@ struct Program {
   struct Resize {
     int tensor = 0;
     Dims sizes;
+  };
+  struct Repad {
+    int storage = 0;
+    Dims padded;
   };
 
   const char* name = "";  // interned, for error messages
@@ -51,6 +56,9 @@ struct Program {
   std::vector<Output> outputs;
   std::vector<Return> returns;
   std::vector<Resize> resizes;  // out= arguments to resize first; then the call is parsed anew
+  std::vector<Repad> repads;    // buffers to pad first; then the call is parsed anew
+  // Follow the call's own ints: the sizes that a program for many sizes is run with.
+  std::vector<int64_t> dynamic_sizes;
   bool cpu_fallback = false;
 
   void finish();  // once text and options stand

@@ -67,6 +67,7 @@ void Trace::record(const ProgramRef& program, Call& call, c10::SmallVectorImpl<B
     call.ints.push_back(rng.seed);
     call.ints.push_back(rng.offset);
   }
+  call.ints.append(program->dynamic_sizes.begin(), program->dynamic_sizes.end());
   if (program->takes_ints) r.ints.insert(r.ints.end(), call.ints.begin(), call.ints.end());
   if (program->takes_floats) {
     r.floats.insert(r.floats.end(), call.floats.begin(), call.floats.end());
@@ -74,7 +75,8 @@ void Trace::record(const ProgramRef& program, Call& call, c10::SmallVectorImpl<B
   node.first_value = static_cast<uint32_t>(r.values.size());
   for (size_t i = 0; i < program->outputs.size(); ++i) {
     const Program::Output& output = program->outputs[i];
-    auto buffer = std::make_shared<Buffer>(call.device, output.nbytes, program->name);
+    auto buffer =
+        std::make_shared<Buffer>(call.device, output.nbytes, program->name, output.padded);
     buffer->recording = epoch_;
     buffer->number = static_cast<uint32_t>(r.values.size());
     int origin = -1;
@@ -86,8 +88,7 @@ void Trace::record(const ProgramRef& program, Call& call, c10::SmallVectorImpl<B
     r.values.push_back({buffer, static_cast<int>(r.nodes.size()), static_cast<int>(i), origin});
     if (output.target >= 0) {
       Storage& storage = *call.tensors[static_cast<size_t>(output.target)].storage;
-      replaced.push_back(std::move(storage.buffer));
-      storage.buffer = std::move(buffer);
+      replaced.push_back(storage.set_buffer(std::move(buffer)));
       if (storage.dtype != output.base_dtype ||
           c10::IntArrayRef(storage.dims) != c10::IntArrayRef(output.base)) {
         storage.set_base(output.base_dtype, output.base);

@@ -25,6 +25,7 @@ py::dict stats() {
   out["executions"] = c.executions.load();
   out["recorded"] = c.recorded.load();
   out["fused_runs"] = c.fused_runs.load();
+  out["repads"] = c.repads.load();
   out["split_runs"] = c.split_runs.load();
   out["fused_programs"] = num_fused_programs();
   out["lower_seconds"] = static_cast<double>(c.lower_ns.load()) * 1e-9;
@@ -110,12 +111,27 @@ void bind_dispatch(py::module_& m) {
     clear_fused_programs();
     CompiledGraph::forget_programs();
   });
+  // Fused mode: programs, and which of them turned out not to be used again.
+  m.def("clear_fused_programs", &clear_fused_programs);
   // Fused mode: run what is recorded, on all devices, without waiting for it.
   m.def("cut_traces", [] {
     const py::gil_scoped_release release;
     if (!Runtime::get().initialized()) return;
     for (int i = 0; i < Runtime::get().device_count(); ++i) cut_trace(i);
   });
+  // The base of a tensor's storage, and the sizes of its buffer where that is longer (else 0).
+  m.def("storage_base", [](const at::Tensor& tensor) {
+    const Storage& storage = storage_of(tensor);
+    return std::make_pair(std::vector<int64_t>(storage.dims.begin(), storage.dims.end()),
+                          std::vector<int64_t>(storage.padded.begin(), storage.padded.end()));
+  });
+  m.def(
+      "pad_storage",
+      [](const at::Tensor& tensor, const std::vector<int64_t>& padded, uint8_t fill) {
+        const py::gil_scoped_release release;
+        pad_storage(storage_of(tensor), padded, fill);
+      },
+      py::arg("tensor"), py::arg("padded"), py::arg("fill") = 0);
   m.def("compile_options", &compile_options, py::arg("overrides"),
         py::arg("device_assignment") = std::vector<int64_t>{});
   m.def("index_checks", &index_checks);

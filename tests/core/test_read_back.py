@@ -68,7 +68,8 @@ def test_assert_async() -> None:
 def test_foreach_with_a_cpu_tensor_of_scalars(op: Any) -> None:
     lists = [[_full(3) + i + j for i in range(2)] for j in range(3)]
     on_device = [[x.to("tpu") for x in entries] for entries in lists]
-    op(*on_device, torch.tensor([1.0, 2.0]))
+    for first in op(*on_device, torch.tensor([1.0, 2.0])):
+        first.cpu()
     before = torch.tpu.stats()["compiles"]
     scalars = torch.tensor([0.5, -3.0])
     for got, want in zip(op(*on_device, scalars), op(*lists, scalars), strict=True):

@@ -20,6 +20,7 @@ FUSED, STRICT = torch.tpu.EagerMode.DEFER_AND_FUSE, torch.tpu.EagerMode.DEFER_NE
 @pytest.fixture(autouse=True)
 def fused() -> Iterator[None]:
     torch.tpu.synchronize()
+    _C.clear_fused_programs()
     with torch.tpu.set_eager_mode(FUSED):
         yield
     torch.tpu.synchronize()

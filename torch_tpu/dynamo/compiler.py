@@ -10,14 +10,19 @@ from typing import Any
 import torch
 from torch._dynamo.utils import flatten_graph_inputs
 from torch._functorch.aot_autograd import aot_module_simplified
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from torch_tpu import _C
 from torch_tpu.dynamo.backend import uses_device
 from torch_tpu.dynamo.host_effects import run_after, take_out
 from torch_tpu.dynamo.options import CompileOptions
 from torch_tpu.dynamo.partition import partition
+from torch_tpu.lowering import views
 from torch_tpu.lowering.interpreter import GraphError
 from torch_tpu.program import options as program_options
+from torch_tpu.program.bounded import policy
+from torch_tpu.program.bounded.description import Call
+from torch_tpu.program.bounded.expressions import Expression
 from torch_tpu.program.describe import describe
 from torch_tpu.program.graph import (
     GraphInput,
@@ -156,9 +161,10 @@ def compile_graph(
         )
         return graph
 
+    placeholders = placeholder_values(graph)
     expected = None
     if stage != "backward":
-        expected = _expected_inputs(placeholder_values(graph), written)
+        expected = _expected_inputs(placeholders, written)
     ready: GraphProgram | None = None
     circumstances = program_options.fingerprint()
     if expected is not None:
@@ -174,6 +180,27 @@ def compile_graph(
         n_ints: int,
         n_floats: int,
     ) -> GraphProgram | Callable[..., Any]:
+        def of_its_own(call: Call) -> GraphProgram:
+            return lowered(call.args, call.storages, n_ints, n_floats)
+
+        try:
+            bounded = policy.bounded_plan(
+                name,
+                arguments,
+                storages,
+                n_ints,
+                of_its_own,
+                known=known_sizes(placeholders, arguments, options),
+            )
+        except GraphError as error:
+            return fall_back(error)
+        if bounded is not None:
+            if bounded.report is not None:
+                parts = describe(names, arguments, storages) | bounded.report
+                report_compile(name, parts, exact=False)
+            if bounded.plan.repads:
+                return GraphProgram(repads=bounded.plan.repads)
+            return bounded.plan  # type: ignore[return-value]
         report_compile(name, describe(names, arguments, storages))
         as_expected = (arguments, storages, n_ints, n_floats) == expected
         if ready is not None and as_expected and program_options.fingerprint() == circumstances:
@@ -199,6 +226,71 @@ def _boxed(run: Callable[..., Any]) -> Callable[..., Any]:
 
     call._boxed_call = True  # type: ignore[attr-defined]
     return call
+
+
+def known_sizes(
+    placeholders: Sequence[Any], arguments: Sequence[GraphInput], options: CompileOptions
+) -> policy.Known | None:
+    """What Dynamo traced as symbols; None if nothing is, or if a symbol is no input's size."""
+    values: dict[Any, int] = {}
+    buckets: dict[int, policy.Bucket] = {}
+    pairs: list[tuple[Any, int]] = []
+    for value, argument in zip(placeholders, arguments, strict=True):
+        if isinstance(argument, TensorArg):
+            pairs += zip(value.shape, argument.sizes, strict=True)
+            if argument.view in (views.REGULAR, views.GATHER):
+                pairs += zip(value.stride(), argument.strides, strict=True)
+        elif isinstance(argument, int) and not isinstance(argument, bool):
+            pairs.append((value, argument))
+    for size, n in pairs:
+        if isinstance(size, torch.SymInt) and _is_size_of_an_input(size):
+            values.setdefault(size.node.expr, n)
+            buckets.setdefault(n, options.bucket(_upper_bound(size)))
+    if not values:
+        return None
+    # Symbols that have one value are one symbol in this call's pattern.
+    distinct = sorted(set(values.values()))
+    numbering = {symbol: distinct.index(n) for symbol, n in values.items()}
+    numbers = [_expression(size, n, numbering) for size, n in pairs]
+    if any(e is None for e in numbers):
+        return None
+    return policy.Known(tuple(distinct), buckets, numbers)  # type: ignore[arg-type]
+
+
+def _is_size_of_an_input(size: torch.SymInt) -> bool:
+    """Not one that only the data tell, such as the length of a random state."""
+    expr = size.node.expr
+    return bool(expr.is_symbol) and not symbol_is_type(expr, SymT.UNBACKED_INT)
+
+
+def _expression(size: Any, n: int, numbering: dict[Any, int]) -> Expression | None:
+    if not isinstance(size, torch.SymInt):
+        return Expression.constant(n)
+    if not size.node.expr.free_symbols <= numbering.keys():
+        return Expression.constant(n)
+    terms: dict[tuple[int, ...], int] = {}
+    for term in size.node.expr.expand().as_ordered_terms():
+        coefficient, factors = 1, []
+        for factor in term.as_ordered_factors():
+            base, power = factor.as_base_exp()
+            if factor.is_Integer:
+                coefficient *= int(factor)
+            elif base in numbering and power.is_Integer and power > 0:
+                factors += [numbering[base]] * int(power)
+            else:
+                return None
+        key = tuple(sorted(factors))
+        terms[key] = terms.get(key, 0) + coefficient
+    return Expression.of(terms)
+
+
+def _upper_bound(size: torch.SymInt) -> int | None:
+    """What ``mark_dynamic(max=)`` or ``torch._check`` limit it to; None for no limit."""
+    try:
+        upper = size.node.shape_env.bound_sympy(size.node.expr).upper
+        return int(upper) if upper.is_finite and upper < 1 << 31 else None
+    except (AttributeError, TypeError, ValueError):
+        return None
 
 
 def _expected_inputs(

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
+from torch_tpu.program.bounded import policy
+
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
@@ -27,6 +29,27 @@ class CompileOptions:
     bucket_size: int = 128
     debug_callback: Callable[[str, Any], None] | None = None
     name: str = "compiled"
+
+    def bucket(self, limit: int | None) -> policy.Bucket:
+        """What a dynamic size is rounded up to.
+
+        With an upper limit there are ``num_dynamic_buckets`` sizes up to it, evenly spaced and
+        multiples of ``bucket_size`` but for the last; without one, powers of two.
+        """
+        if limit is None:
+            # Every size of a graph may be dynamic, batches of 2 included.
+            return lambda size: policy.bucket(size, smallest=4)
+        count, step = self.num_dynamic_buckets, self.bucket_size
+
+        def bound(size: int) -> int:
+            for k in range(1, count):
+                share = -(-limit * k // count)
+                end = min(-(-share // step) * step, limit)
+                if size <= end:
+                    return end
+            return limit
+
+        return bound
 
     @classmethod
     def parse(cls, mode: str | None, options: dict[str, Any] | None) -> CompileOptions:

@@ -21,6 +21,8 @@ from torch_tpu.lowering.meta import call_on_meta, empty_on_cpu, is_structured
 from torch_tpu.lowering.types import LoweringError, UnsupportedDtypeError, Value, scalar_type
 from torch_tpu.lowering.variants import Variant, functional_variant, written_arguments
 from torch_tpu.program import options as program_options
+from torch_tpu.program.bounded import policy
+from torch_tpu.program.bounded.description import Call
 from torch_tpu.program.cpu_errors import (
     check_dtypes,
     check_result_dtypes,
@@ -86,8 +88,18 @@ def compile_call(
     check_dtypes(overload, args)
     written = written_arguments(overload)
     check_overlap(overload, args, written)
+    names = [a.name for a in overload._schema.arguments]
+
+    def lower(call: Call) -> Plan:
+        return _plan(overload, call.args, call.storages, written, n_ints, n_floats)
+
     try:
-        plan = _plan(overload, args, storages, written, n_ints, n_floats)
+        bounded = policy.bounded_plan(name, args, storages, n_ints, lower)
+        if bounded is not None:
+            if bounded.report is not None:
+                report_compile(name, describe(names, args, storages) | bounded.report, exact=False)
+            return bounded.plan
+        plan = lower(Call(args, storages))
     except Refused as refused:
         raise refused.error from None
     except NotImplementedError as error:
@@ -98,7 +110,6 @@ def compile_call(
         announce_fallback(name, error)
         return None
     if plan.text:
-        names = [a.name for a in overload._schema.arguments]
         report_compile(name, describe(names, args, storages))
     return plan
 

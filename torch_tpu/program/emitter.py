@@ -21,10 +21,14 @@ class CallEmitter(OpBuilder):
 
     def __init__(self, storages: Sequence[StorageSpec], n_ints: int, n_floats: int) -> None:
         super().__init__()
-        self.bases = [Value(f"%s{i}", s.dims, s.dtype) for i, s in enumerate(storages)]
+        self.location: str | None = None  # MLIR location text of the lines that follow
+        self.parameters = [Value(f"%s{i}", s.buffer_dims, s.dtype) for i, s in enumerate(storages)]
+        self.bases = [
+            p if s.padded is None else self._cut(p, s.dims)
+            for p, s in zip(self.parameters, storages, strict=True)
+        ]
         self.n_ints = n_ints
         self.n_floats = n_floats
-        self.location: str | None = None  # MLIR location text of the lines that follow
         self._ints: dict[int, Value] = {}
         self._floats: dict[int, Value] = {}
         self.rng_state = (self.int_operand(n_ints), self.int_operand(n_ints + 1))
@@ -36,6 +40,15 @@ class CallEmitter(OpBuilder):
     def _note(self, failed: Value, label: Label, detail: Value | None = None) -> None:
         if program_options.checks():
             super()._note(failed, label, detail)
+
+    def _cut(self, x: Value, shape: tuple[int, ...]) -> Value:
+        """A padded buffer's contents. Written for every size, the full one included, so that
+        programs for several sizes differ in numbers only."""
+        ranges = ", ".join(f"0:{n}" for n in shape)
+        out = tensor_type(shape, x.dtype)
+        return self.emit(
+            f"stablehlo.slice {x.name} [{ranges}] : ({x.type}) -> {out}", shape, x.dtype
+        )
 
     def line(self, text: str) -> None:
         if self.location is not None and not text.startswith("^"):
@@ -153,7 +166,7 @@ def finish(
         return
     body = "\n".join(eliminate_dead_lines(b._lines, [v.name for v in results]))
     used = set(re.findall(r"%(?:s\d+|ints|floats)\b", body)) | {v.name for v in results}
-    plan.parameters = [i for i, v in enumerate(b.bases) if keep_unused or v.name in used]
+    plan.parameters = [i for i, v in enumerate(b.parameters) if keep_unused or v.name in used]
     position = {storage: p for p, storage in enumerate(plan.parameters)}
     plan.takes_rng = any(f"%ints [{n}:" in body for n in (b.n_ints, b.n_ints + 1))
     plan.takes_ints = "%ints" in used or plan.takes_rng
@@ -168,14 +181,14 @@ def finish(
         donates = -1
         if output.target >= 0 and output.donates in position:
             parameter = position[output.donates]
-            if b.bases[output.donates].type == base.type:
+            if b.parameters[output.donates].type == base.type:
                 donates = parameter
                 alias = f"tf.aliasing_output = {place} : i32"
                 attributes.setdefault(parameter, []).append(alias)
         plan.outputs.append(replace(output, donates=donates))
     parameters = []
     for p, storage in enumerate(plan.parameters):
-        base = b.bases[storage]
+        base = b.parameters[storage]
         extra = f" {{{', '.join(attributes[p])}}}" if p in attributes else ""
         parameters.append(f"{base.name}: {base.type}{extra}")
     if plan.takes_ints:

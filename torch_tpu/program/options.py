@@ -19,6 +19,21 @@ _checks_left_out: ContextVar[bool] = ContextVar("checks_left_out", default=False
 _asked_target: ContextVar[Literal["cpu", "tpu"] | None] = ContextVar("target", default=None)
 
 
+_dynamic_shapes = os.environ.get("TORCH_TPU_DYNAMIC_SHAPES", "1") != "0"
+
+
+def dynamic_shapes() -> bool:
+    """Whether calls may get programs for many sizes (TORCH_TPU_DYNAMIC_SHAPES=0 turns it off)."""
+    return _dynamic_shapes
+
+
+def exchange_dynamic_shapes(wanted: bool) -> bool:
+    """Sets it for the process; returns what was set before."""
+    global _dynamic_shapes
+    before, _dynamic_shapes = _dynamic_shapes, wanted
+    return before
+
+
 def target() -> Literal["cpu", "tpu"]:
     """What programs are written for: the current plug-in's kind of device."""
     return _asked_target.get() or ("tpu" if _C.plugin_kind() == "tpu" else "cpu")

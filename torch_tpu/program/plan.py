@@ -11,10 +11,24 @@ from torch_tpu.lowering import emit
 
 @dataclass(frozen=True)
 class StorageSpec:
-    """A storage's base: logical row-major shape and dtype."""
+    """A storage's base: logical row-major shape and dtype.
+
+    ``padded``: sizes of the buffer in the dims where it is longer than what it holds, 0 in all
+    others; None for a buffer that is just the base. ``token`` tells storages apart.
+    """
 
     dims: tuple[int, ...]
     dtype: torch.dtype
+    padded: tuple[int, ...] | None = None
+    token: int = field(default=0, compare=False)
+    can_pad: bool = field(default=True, compare=False)  # whether Plan.repads may name it
+
+    @property
+    def buffer_dims(self) -> tuple[int, ...]:
+        """The shape of the buffer."""
+        if self.padded is None:
+            return self.dims
+        return tuple(p or n for p, n in zip(self.padded, self.dims, strict=True))
 
     @property
     def numel(self) -> int:
@@ -76,6 +90,7 @@ class Output:
     strides: tuple[int, ...]
     base_dtype: torch.dtype
     base: tuple[int, ...]
+    padded: tuple[int, ...] | None = None  # as StorageSpec's
 
 
 @dataclass(frozen=True)
@@ -97,3 +112,7 @@ class Plan:
     outputs: list[Output] = field(default_factory=list)
     returns: list[Return] = field(default_factory=list)
     resizes: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    # Storages to pad first; then the call is described anew.
+    repads: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    # Sizes that follow the call's own ints in their pack (torch_tpu/program/bounded).
+    dynamic_sizes: list[int] = field(default_factory=list)

@@ -3,6 +3,7 @@
 Besides its functions the module has properties:
 
 * ``eager_mode``: the eager mode of the process, assignable (see :class:`EagerMode`);
+* ``dynamic_shapes``: whether sizes that change get programs for all of them, assignable;
 * ``allow_excess_precision``: whether XLA may keep wider intermediates, assignable;
 * ``default_generators``: the default random generator of every device.
 """
@@ -16,9 +17,10 @@ from typing import Any
 import torch
 
 from torch_tpu import _C
+from torch_tpu.program import options
 
 from . import compiler as compiler
-from . import devices, memory, modes, numerics, random, streams
+from . import devices, dynamic, memory, modes, numerics, random, streams
 from . import optimizers as optimizers
 from . import profiler as profiler
 from .devices import *  # noqa: F403
@@ -26,6 +28,7 @@ from .devices import _exchange_device as _exchange_device
 from .devices import _is_in_bad_fork as _is_in_bad_fork
 from .devices import _lazy_init as _lazy_init
 from .devices import _maybe_exchange_device as _maybe_exchange_device
+from .dynamic import *  # noqa: F403
 from .memory import *  # noqa: F403
 from .modes import *  # noqa: F403
 from .numerics import *  # noqa: F403
@@ -40,6 +43,7 @@ from .streams import _set_stream_by_id as _set_stream_by_id
 
 __all__ = [
     *devices.__all__,
+    *dynamic.__all__,
     *memory.__all__,
     *modes.__all__,
     *numerics.__all__,
@@ -71,6 +75,15 @@ class _TpuModule(types.ModuleType):
     @eager_mode.setter
     def eager_mode(self, mode: modes.EagerMode) -> None:
         modes.set_default_eager_mode(mode)
+
+    @property
+    def dynamic_shapes(self) -> bool:
+        """Whether ops that meet many sizes get programs for all of them."""
+        return options.dynamic_shapes()
+
+    @dynamic_shapes.setter
+    def dynamic_shapes(self, enabled: bool) -> None:
+        options.exchange_dynamic_shapes(bool(enabled))
 
     @property
     def allow_excess_precision(self) -> bool:
