@@ -96,6 +96,8 @@ class Pattern:
         for k, (spec, dims) in enumerate(zip(call.storages, bases, strict=True)):
             wanted = tuple(0 if e.is_constant else e.at(bounds) for e in dims)
             have = spec.padded or (0,) * len(wanted)
+            if 0 in spec.dims and any(wanted):
+                raise Unbounded("an operand without elements")
             if spec.can_pad and any(w and not h for w, h in zip(wanted, have, strict=True)):
                 if not spec.dims:
                     raise Unbounded("a scalar that is padded")

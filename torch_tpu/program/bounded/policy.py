@@ -101,7 +101,7 @@ def bounded_plan(
     ``lower`` plans the program of a call for its own sizes; it may raise anything. ``known`` says
     which sizes change; without it evidence decides.
     """
-    if not program_options.dynamic_shapes() or any(0 in spec.dims for spec in storages):
+    if not program_options.dynamic_shapes():
         return None
     call = Call(args, storages)
     form, numbers = call.flatten()
