@@ -15,7 +15,8 @@ IN_ENV = "$$(cat build/env/python)"
 CLANG_FORMAT = "$$(dirname $(IN_ENV))/clang-format"
 CXX_FILES = $(shell find csrc -name '*.cpp' -o -name '*.h')
 # What is run again in the other eager modes.
-MODE_TESTS = tests/device tests/core tests/modules tests/regressions tests/opinfo/test_ops.py
+MODE_TESTS = tests/device tests/core tests/bounded tests/modules tests/regressions \
+	tests/opinfo/test_ops.py
 PYTEST = $(IN_ENV) -m pytest -n $(PYTEST_JOBS) $(PYTEST_ARGS)
 
 help:  ## this list

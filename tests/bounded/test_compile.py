@@ -40,6 +40,7 @@ def programs() -> int:
     return int(_C.stats()["compiles"] + _C.stats()["disk_hits"])
 
 
+@pytest.mark.strict_mode  # Fused mode compiles what follows a graph, too
 def test_training_over_many_lengths() -> None:
     torch.manual_seed(0)
     on_cpu = Block()

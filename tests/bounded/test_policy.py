@@ -32,6 +32,7 @@ def compiles(call: Callable[[], object]) -> int:
     return int(_C.stats()["compiles"] - before)
 
 
+@pytest.mark.strict_mode  # Fused mode compiles whole recordings
 def test_a_growing_list_of_keys() -> None:
     """Attention over 96 lengths: programs for 5 buckets, not for 96 sizes."""
     q, k = torch.randn(1, 4, 1, 32), torch.randn(1, 4, 128, 32)
@@ -50,7 +51,7 @@ def test_a_growing_list_of_keys() -> None:
     assert got[1] == got[0]
 
 
-@pytest.mark.strict_mode  # Fused mode compiles whole recordings
+@pytest.mark.strict_mode
 def test_a_cache_that_grows_by_concatenation() -> None:
     def grow(device: str) -> torch.Tensor:
         torch.manual_seed(0)
@@ -102,6 +103,7 @@ def test_two_batch_sizes_are_no_evidence() -> None:
         assert not is_bounded(layer(torch.randn(n, 8).to("tpu")))
 
 
+@pytest.mark.strict_mode
 def test_mark_dynamic() -> None:
     x = torch.tpu.mark_dynamic(torch.randn(5, 8).to("tpu"), 0, max=100)
     assert _C.storage_base(x)[1] == [100, 0]

@@ -168,9 +168,14 @@ class MixingRules:
                 updates = self.sizes.arranged(updates, u, x.dims[d])
             elif updates.dims[u].padded or x.dims[d].padded:
                 raise Unbounded("a scatter of windows")
-        for d in (*inserted, *batching):
+        for d in inserted:
             if x.dims[d].padded and not x.dims[d].is_prefix:
                 x = self.sizes.arranged(x, d, x.dims[d].as_prefix())
+        for d, row in zip(batching, of_indices, strict=True):
+            if indices.dims[row].uniform:
+                indices = self.sizes.arranged(indices, row, replace(x.dims[d], uniform=False))
+            else:
+                x = self.sizes.arranged(x, d, indices.dims[row])
         if vector < len(indices.dims) and indices.dims[vector].padded:
             raise Unbounded("a scatter whose index grows")
         # Rows of updates that are not real go out of bounds, where they are dropped.
