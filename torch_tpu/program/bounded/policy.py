@@ -5,8 +5,8 @@ a size counts as changing only on evidence:
 
 * a dim of an operand is padded already: an earlier bounded program made it, or the user said so;
 * an op met the same operand (a weight, a cache) for the third time, with other sizes;
-* a dim grew by 1 from call to call three times, or took many values that are no multiples of 8, and
-  nothing else changed: a list of keys that grows, prompts as long as they happen to be.
+* a dim grew by 1 from call to call three times and nothing else changed: a list of keys that grows;
+* an op without any of these met the third value of a dim, and other ops know its values as such.
 
 Such a call is lowered for a few sizes and lifted (``lift.py``) to a program for all sizes up to the
 next power of two. What cannot be lifted is compiled for its own sizes, as before.
@@ -44,8 +44,6 @@ from torch_tpu.program.bounded.patterns import (
 _MAX_FAMILIES = 4096
 _MAX_PATTERNS = 8
 _MAX_REFUSALS = 3
-# So many values that are no multiples of 8 make a dim one that changes.
-_MANY = 6
 
 __all__ = ["SMALLEST_BOUND", "Bounded", "Bucket", "Known", "bounded_plan", "bucket", "clear"]
 
@@ -201,9 +199,8 @@ def _evidence(family: Family, call: Call, numbers: tuple[int, ...]) -> tuple[int
         return None
     latest = [*series[-3:], now]
     grows = len(latest) == 4 and all(c - a == 1 for a, c in pairwise(latest))
-    many = len({v for v in (*series, now) if v % 8}) >= _MANY
     known = _is_known(now) or all(_is_known(v) for v in series[-2:])
-    return alike[series[-1]] if grows or many or known else None
+    return alike[series[-1]] if grows or known else None
 
 
 def _is_known(size: int) -> bool:
