@@ -128,6 +128,22 @@ def test_mark_dynamic() -> None:
     assert compiles(run) == 0
 
 
+@pytest.mark.strict_mode
+def test_settings_are_part_of_a_program_for_many_sizes() -> None:
+    x = torch.tpu.mark_dynamic(torch.randn(5, 8).to("tpu"), 0, max=100)
+
+    def run() -> None:
+        x.exp().cpu()
+
+    def run_with_options() -> None:
+        with torch.tpu.compiler.custom_compiler_options({"xla_optimization_level": "O1"}):
+            run()
+
+    assert compiles(run) == 1
+    assert compiles(run_with_options) == 1
+    assert compiles(run) == compiles(run_with_options) == 0
+
+
 def test_mark_dynamic_refuses() -> None:
     x = torch.randn(4, 6).to("tpu")
     with pytest.raises(IndexError, match="Dimension out of range"):

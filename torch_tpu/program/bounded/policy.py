@@ -103,14 +103,8 @@ def bounded_plan(
         return None
     call = Call(args, storages)
     form, numbers = call.flatten()
-    settings = (
-        program_options.matmul_precision(),
-        program_options.emulate_precision(),
-        program_options.index_checks(),
-        program_options.target(),
-    )
     with _lock:
-        family = _family((name, form, n_ints, settings))
+        family = _family((name, form, n_ints, program_options.fingerprint()))
         for pattern in family.patterns:
             values = pattern.match(numbers)
             if values is not None:
