@@ -121,37 +121,25 @@ class LinearAlgebraMixin:
         ``dtype`` is the accumulation and result dtype (default: x's).
         """
         dtype = dtype or x.dtype
+
+        def one_pass(a: Value, c: Value) -> Value:
+            return self._convolution(
+                a,
+                c,
+                stride,
+                padding,
+                lhs_dilation,
+                rhs_dilation,
+                groups,
+                batch_groups,
+                dims,
+                reverse,
+                dtype,
+            )
+
         if precision.applies(self, x, w):
-
-            def one_pass(a: Value, c: Value) -> Value:
-                return self._convolution(
-                    a,
-                    c,
-                    stride,
-                    padding,
-                    lhs_dilation,
-                    rhs_dilation,
-                    groups,
-                    batch_groups,
-                    dims,
-                    reverse,
-                    dtype,
-                )
-
             return precision.emulated(self, x, w, one_pass)
-        return self._convolution(
-            x,
-            w,
-            stride,
-            padding,
-            lhs_dilation,
-            rhs_dilation,
-            groups,
-            batch_groups,
-            dims,
-            reverse,
-            dtype,
-        )
+        return one_pass(x, w)
 
     def _convolution(
         self,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch_tpu.lowering import views
+from torch_tpu.program.emitter import contiguous_strides
 from torch_tpu.program.plan import ScalarArg, StorageSpec, TensorArg
 
 
@@ -101,7 +102,7 @@ class Call:
                 if value.view in (views.REGULAR, views.GATHER):
                     strides = take(len(sizes))
                 else:
-                    strides = _contiguous(sizes)
+                    strides = contiguous_strides(sizes)
                 return replace(value, sizes=sizes, strides=strides)
             if isinstance(value, (list, tuple)):
                 return [walk(v) for v in value]
@@ -130,14 +131,6 @@ class Call:
 
         walk(self.args)
         return fits
-
-
-def _contiguous(sizes: Sequence[int]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for n in reversed(sizes):
-        strides.append(step)
-        step *= max(n, 1)
-    return tuple(reversed(strides))
 
 
 def _fits(arg: TensorArg, spec: StorageSpec) -> bool:

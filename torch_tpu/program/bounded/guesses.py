@@ -8,7 +8,7 @@ from torch_tpu.lowering import views
 from torch_tpu.program.bounded.description import Call
 from torch_tpu.program.bounded.expressions import Expression
 from torch_tpu.program.bounded.patterns import Known
-from torch_tpu.program.emitter import stride_order
+from torch_tpu.program.emitter import contiguous_strides, stride_order
 from torch_tpu.program.plan import TensorArg
 
 MAX_SYMBOLS = 3
@@ -147,11 +147,7 @@ def _lying_in(
     steps = [Expression.constant(1)]
     for size in reversed(base[1:]):
         steps.insert(0, steps[0] * size)
-    step = 1
-    strides: list[int] = []
-    for n in reversed(dims):
-        strides.insert(0, step)
-        step *= n
+    strides = contiguous_strides(dims)
     taken: set[int] = set()
     for d in range(rank):
         for j in range(len(dims)):

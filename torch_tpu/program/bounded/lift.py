@@ -30,6 +30,7 @@ from torch_tpu.program.bounded.text import (
     read_function,
 )
 from torch_tpu.program.bounded.window_rules import WindowRules
+from torch_tpu.program.emitter import eliminate_dead_lines
 
 _ELEMENTWISE = frozenset(
     f"stablehlo.{kind}"
@@ -66,31 +67,21 @@ def structure(function: Function) -> object:
     )
 
 
-def lift(
-    samples: Sequence[Function],
-    points: Sequence[Sequence[int]],
-    bounds: Sequence[int],
-    *,
-    first_size: int,
-    targets: Sequence[Sequence[int] | None],
-    donations: Mapping[int, int],
-) -> str:
+class Lift(ShapeRules, MixingRules, WindowRules):
     """The bounded program of ``samples``, of one structure, for the symbol values ``points``.
 
     ``first_size``: place of the first symbol in the pack of ints, which it makes longer.
     ``donations``: parameters that a result is written over, {parameter: result}.
     ``targets``: the shapes the results are to have; None leaves a result as the bounds make it.
-    Raises Unbounded.
+    :meth:`text` raises Unbounded.
     """
-    return _Lift(samples, points, bounds, first_size, targets, donations).text()
 
-
-class _Lift(ShapeRules, MixingRules, WindowRules):
     def __init__(
         self,
         samples: Sequence[Function],
         points: Sequence[Sequence[int]],
         bounds: Sequence[int],
+        *,
         first_size: int,
         targets: Sequence[Sequence[int] | None],
         donations: Mapping[int, int],
@@ -143,8 +134,6 @@ class _Lift(ShapeRules, MixingRules, WindowRules):
             parameters.append(f"{value.name}: {value.type}{mark}")
         parameters.insert(at_ints, f"%ints: {self.ints.type}")
         types = ", ".join(v.type for v in results)
-        from torch_tpu.program.emitter import eliminate_dead_lines
-
         body = eliminate_dead_lines(b._lines, [v.name for v in results])
         return (
             f"module {{\n  func.func public @main({', '.join(parameters)}) -> ({types}) {{\n"

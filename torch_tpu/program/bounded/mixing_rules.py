@@ -1,6 +1,6 @@
 """Operations that mix places, which must not see those that are not real."""
 
-# Mixins of lift._Lift, whose methods mypy cannot see from here.
+# Mixins of lift.Lift, whose methods mypy cannot see from here.
 # mypy: disable-error-code="attr-defined"
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 from torch_tpu.program.bounded.description import Call
 from torch_tpu.program.bounded.expressions import Expression, fit
 from torch_tpu.program.bounded.layout import Unbounded
-from torch_tpu.program.bounded.lift import lift, read, structure
+from torch_tpu.program.bounded.lift import Lift, read, structure
 from torch_tpu.program.bounded.text import Function
 from torch_tpu.program.plan import Output, Plan
 
@@ -301,14 +301,14 @@ class Pattern:
         report = None
         if key not in lifted.texts:
             try:
-                lifted.texts[key] = lift(
+                lifted.texts[key] = Lift(
                     lifted.functions,
                     lifted.points,
                     bounds,
                     first_size=n_ints + (2 if first.takes_rng else 0),
                     targets=targets,
                     donations=donations,
-                )
+                ).text()
             except Unbounded:
                 raise
             except Exception as error:

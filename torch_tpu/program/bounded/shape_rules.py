@@ -1,6 +1,6 @@
 """Operations that move places: which of their results' places are real."""
 
-# Mixins of lift._Lift, whose methods mypy cannot see from here.
+# Mixins of lift.Lift, whose methods mypy cannot see from here.
 # mypy: disable-error-code="attr-defined"
 
 from __future__ import annotations

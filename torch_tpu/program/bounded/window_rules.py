@@ -1,6 +1,6 @@
 """Operations with windows, which must not see places that are not real."""
 
-# Mixins of lift._Lift, whose methods mypy cannot see from here.
+# Mixins of lift.Lift, whose methods mypy cannot see from here.
 # mypy: disable-error-code="attr-defined"
 
 from __future__ import annotations
